@@ -115,15 +115,15 @@ class EngineActor(ABC, Generic[Job, Pair]):
         deaths = await asyncio.to_thread(self._ledger.begin, keys)
         requests: dict[int, Request]
         requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
-        indices = [place // self.rows_per_input for place in requests]
+        indices = [index // self.rows_per_input for index in requests]
         suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
         plain: dict[int, Request] = self._plain_requests(requests)
         both = [*requests.values(), *plain.values()]
         decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, suspects))
         completions |= zip(requests, decoded)
-        beside: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
+        plain_completions: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
         try:
-            result = self._results(table, completions, beside)
+            result = self._results(table, completions, plain_completions)
         except MetricError as error:
             await asyncio.to_thread(self._ledger.failed, str(error))
             raise
@@ -187,9 +187,9 @@ class EngineActor(ABC, Generic[Job, Pair]):
 
     @abstractmethod
     def _extra_values(
-        self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None
+        self, index: int, row: dict[str, Any], completion: Completion, plain: Completion | None
     ) -> dict[str, Any]:
-        """Return further result columns of the result row `place`, from its input row, its completion, and that of its
+        """Return further result columns of the result row `index`, from its input row, its completion, and that of its
         plain request."""
 
     def _results(
@@ -204,10 +204,10 @@ class EngineActor(ABC, Generic[Job, Pair]):
         ]
         method, drafter_id = self._config.method, self._pair.drafter_id
         values = []
-        for place, row in enumerate(table.select(names).to_pylist()):
-            completion = completions.get(place)
+        for index, row in enumerate(table.select(names).to_pylist()):
+            completion = completions.get(index)
             if completion is None:
                 completion = failed(row["sample_id"], row["error_type"], row["error_message"])
             common = result_values(completion) | method_values(method, drafter_id, completion)
-            values.append(common | self._extra_values(place, row, completion, plain.get(place)))
+            values.append(common | self._extra_values(index, row, completion, plain.get(index)))
         return result_table(self._schema, table, self._constants, values)

@@ -56,21 +56,21 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
         if audit is None:
             return {}
         return {
-            place: replace(request, plain=True)
-            for place, request in requests.items()
+            index: replace(request, plain=True)
+            for index, request in requests.items()
             if is_audited(audit.share, seed, request.sample_id)
         }
 
     def _losses(self, result: pa.Table) -> list[float]:
         if self._config.active_audit is None:
             return []
-        return [one for one in result["audit_loss"].to_pylist() if one is not None]
+        return [loss for loss in result["audit_loss"].to_pylist() if loss is not None]
 
-    def _audit_values(self, own: Completion, plain: Completion | None) -> dict[str, Any]:
+    def _audit_values(self, completion: Completion, plain: Completion | None) -> dict[str, Any]:
         """Return the audit columns; empty if the row has no plain result, and without a loss if it failed itself."""
-        if plain is None or plain.error or own.error:
+        if plain is None or plain.error or completion.error:
             return {"audit_text": "", "audit_token_ids": [], "audit_loss": None}
-        loss = self._loss(*(Output(one.text, one.token_ids) for one in (own, plain)))
+        loss = self._loss(*(Output(result.text, result.token_ids) for result in (completion, plain)))
         return {"audit_text": plain.text, "audit_token_ids": list(plain.token_ids), "audit_loss": loss}
 
     def _inputs(self, table: pa.Table) -> pa.Table:
@@ -98,6 +98,6 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
         return {"seed": seed, "sampling": replace(self._sampling, **values)}
 
     def _extra_values(
-        self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None
+        self, index: int, row: dict[str, Any], completion: Completion, plain: Completion | None
     ) -> dict[str, Any]:
         return {"seed": self._sampling_of(row["sampling"])["seed"], **self._audit_values(completion, plain)}

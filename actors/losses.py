@@ -33,17 +33,17 @@ Loss = Callable[[Output, Output], float]
 def loss_of(metric: str, where: str) -> Loss:
     """Return the loss of a metric; `where` names its setting in a ConfigError if a function cannot be imported."""
     if metric == "exact":
-        return lambda own, plain: float(_units(own, plain)[0] != _units(own, plain)[1])
+        return lambda output, plain: float(_units(output, plain)[0] != _units(output, plain)[1])
     if metric == "edit":
-        return lambda own, plain: relative_distance(*_units(own, plain))
+        return lambda output, plain: relative_distance(*_units(output, plain))
     return _imported(metric, where)
 
 
-def _units(own: Output, plain: Output) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
+def _units(output: Output, plain: Output) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
     """Return the tokens of both outputs, or their characters if tokens of one are unknown."""
-    if own.token_ids is None or plain.token_ids is None:
-        return own.text, plain.text
-    return own.token_ids, plain.token_ids
+    if output.token_ids is None or plain.token_ids is None:
+        return output.text, plain.text
+    return output.token_ids, plain.token_ids
 
 
 def _imported(metric: str, where: str) -> Loss:
@@ -55,9 +55,9 @@ def _imported(metric: str, where: str) -> Loss:
     if not callable(function):
         raise ConfigError(f"{where}: {metric} is no function but {type(function).__name__}")
 
-    def loss(own: Output, plain: Output) -> float:
+    def loss(output: Output, plain: Output) -> float:
         try:
-            value = float(function(own.text, plain.text))
+            value = float(function(output.text, plain.text))
         except Exception as error:  # a user's function raises any error
             raise MetricError(f"the metric {metric} raised {type(error).__name__}: {error}") from None
         if not (math.isfinite(value) and 0.0 <= value <= 1.0):
@@ -67,25 +67,25 @@ def _imported(metric: str, where: str) -> Loss:
     return loss
 
 
-def relative_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+def relative_distance(sequence: Sequence[Hashable], other: Sequence[Hashable]) -> float:
     """Return the edit distance (insertions, deletions, substitutions) over the length of the longer sequence."""
-    longest = max(len(one), len(other))
-    return edit_distance(one, other) / longest if longest else 0.0
+    longest = max(len(sequence), len(other))
+    return edit_distance(sequence, other) / longest if longest else 0.0
 
 
-def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+def edit_distance(sequence: Sequence[Hashable], other: Sequence[Hashable]) -> int:
     """Return the Levenshtein distance.
 
     Bit-parallel: `plus` and `minus` hold the differences of +1 and −1 along a column of the matrix of distances (Myers
     1999, "A fast bit-vector algorithm for approximate string matching", in the form of Hyyrö 2003).
     """
-    if not one:
+    if not sequence:
         return len(other)
     masks: dict[Hashable, int] = {}
-    for place, item in enumerate(one):
-        masks[item] = masks.get(item, 0) | 1 << place
-    full, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
-    plus, minus, distance = full, 0, len(one)
+    for index, item in enumerate(sequence):
+        masks[item] = masks.get(item, 0) | 1 << index
+    full, last = (1 << len(sequence)) - 1, 1 << (len(sequence) - 1)
+    plus, minus, distance = full, 0, len(sequence)
     for item in other:
         match = masks.get(item, 0)
         diagonal = ((((match & plus) + plus) ^ plus) | match | minus) & full

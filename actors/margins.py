@@ -49,8 +49,8 @@ class Margins(Generate):
                 continue
             try:
                 with self._lock:  # forwards of concurrent batches share the device
-                    found = margin(self._pair.target, request, asked["tokens"], asked["one"], asked["other"])
+                    result = margin(self._pair.target, request, asked["tokens"], asked["one"], asked["other"])
             except PromptError:
                 continue
-            rows.append({"sample_id": request.sample_id, "margin": found.value, "tolerance": found.tolerance})
+            rows.append({"sample_id": request.sample_id, "margin": result.value, "tolerance": result.tolerance})
         return pa.Table.from_pylist(rows, MARGINS)

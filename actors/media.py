@@ -26,8 +26,8 @@ def without_fillers(table: pa.Table) -> pa.Table:
     if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
         return table
     # Slices instead of `filter`, which would copy the media.
-    kept = pc.not_equal(indices, FILLER_INDEX).to_numpy().astype(np.int8)
-    bounds = np.flatnonzero(np.diff(kept, prepend=0, append=0)).reshape(-1, 2).tolist()
+    is_row = pc.not_equal(indices, FILLER_INDEX).to_numpy().astype(np.int8)
+    bounds = np.flatnonzero(np.diff(is_row, prepend=0, append=0)).reshape(-1, 2).tolist()
     return pa.concat_tables([table.slice(0, 0), *(table.slice(start, stop - start) for start, stop in bounds)])
 
 
@@ -39,12 +39,12 @@ def media_rows(table: pa.Table) -> list[int]:
     samples = zip(*(table.column(name).to_pylist() for name in _SAMPLE), strict=True)
     lengths = zip(*(pc.list_value_length(table.column(name)).to_pylist() for name in ("images", "videos")))
     holders: dict[tuple[object, ...], int] = {}
-    found = []
+    indices = []
     for index, (prompt, sample, counts) in enumerate(zip(prompts.to_pylist(), samples, lengths, strict=True)):
         if prompt is None or any(counts):
             holders[sample] = index
-        found.append(holders.get(sample, index))
-    return found
+        indices.append(holders.get(sample, index))
+    return indices
 
 
 def holder_rows(table: pa.Table) -> list[int]:
@@ -97,23 +97,23 @@ class Media:
         return RowMedia(*self._cache[row], cell["prompt"].as_py(), inputs)
 
 
-def _tensors(cell: pa.StructScalar, held: dict[str, Packed]) -> dict[str, Packed]:
-    """Return copies of the tensors of one row by name; those without data are the ones of `held`."""
+def _tensors(cell: pa.StructScalar, shared: dict[str, Packed]) -> dict[str, Packed]:
+    """Return copies of the tensors of one row by name; those without data are the ones of `shared`."""
     from models.inputs.packing import NUM_LEVELS, Packed, bits_dtype
 
-    found = {}
+    tensors = {}
     for tensor in cell["tensors"]:
         name = tensor["name"].as_py()
         if not tensor["data"].is_valid:
-            found[name] = held[name]
+            tensors[name] = shared[name]
             continue
         dtype, shape = tensor["dtype"].as_py(), tuple(tensor["shape"].as_py())
         data = _copied(tensor["data"], tensor["stored_dtype"].as_py(), tensor["stored_shape"].as_py())
         levels = None
         if tensor["levels"].is_valid:
             levels = _copied(tensor["levels"], bits_dtype(dtype), (data.shape[1], NUM_LEVELS))
-        found[name] = Packed(dtype, shape, data, levels)
-    return found
+        tensors[name] = Packed(dtype, shape, data, levels)
+    return tensors
 
 
 def _copied(data: pa.Scalar, dtype: Any, shape: Any) -> NDArray[Any]:

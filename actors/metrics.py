@@ -100,7 +100,7 @@ class EngineMetrics:
             if telemetry.num_spec_steps:  # one token comes from the prefill
                 length = 1 + telemetry.num_accepted_draft_tokens / telemetry.num_spec_steps
                 self._metrics["draftfleet_acceptance_length"].observe(length)
-        self._count_choices([one.extras["controller"] for one in telemetries if "controller" in one.extras])
+        self._count_choices([row.extras["controller"] for row in telemetries if "controller" in row.extras])
         if num_steps:
             in_use = sum(telemetry.batch_size_mean * telemetry.num_spec_steps for telemetry in telemetries) / num_steps
             self._metrics["draftfleet_slots_in_use"].set(in_use)
@@ -110,11 +110,11 @@ class EngineMetrics:
 
     def _count_choices(self, chosen: list[dict[str, Any]]) -> None:
         """Add the draft depths that a controller chose, from the telemetry of its rows."""
-        sizes = [one for row in chosen for one in row["by_batch_size"].values()]
+        sizes = [entry for row in chosen for entry in row["by_batch_size"].values()]
         levels: Counter[str] = Counter()
         for at_size in sizes:
             levels.update(at_size["levels"])
-        for depth, number in sorted(levels.items(), key=lambda one: int(one[0])):
+        for depth, number in sorted(levels.items(), key=lambda item: int(item[0])):
             self._add("chosen_steps", number, {"levels": depth})
         self._add("measuring_steps", sum(row["num_measuring_steps"] for row in chosen))
         if levels:

@@ -83,7 +83,7 @@ class RowRefused(ValueError):
 def method_values(method: MethodConfig, drafter_id: str, completion: Completion) -> dict[str, Any]:
     """Return the method columns of one row. In a trial of methods, a row that was not decoded has the trial's label."""
     label = completion.method or method.label
-    if method.auto is not None and label not in {one.label for one in method.methods if one.needs_checkpoint}:
+    if method.auto is not None and label not in {config.label for config in method.methods if config.needs_checkpoint}:
         drafter_id = ""
     return {"method": label, "drafter_id": drafter_id}
 
@@ -130,7 +130,9 @@ def result_table(
 def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
     """Return the telemetry fields that the schema names; dictionaries become JSON text."""
     values = {field.name: getattr(telemetry, field.name) for field in struct}
-    return {name: json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for name, one in values.items()}
+    return {
+        name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value for name, value in values.items()
+    }
 
 
 def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:

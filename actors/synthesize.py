@@ -89,9 +89,9 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
                     self._ledger.running("encode", [])
 
     def _extra_values(
-        self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None
+        self, index: int, row: dict[str, Any], completion: Completion, plain: Completion | None
     ) -> dict[str, Any]:
-        replica = place % self.rows_per_input
+        replica = index % self.rows_per_input
         return {
             "sample_id": image_id(row["sample_id"], replica),
             "prompt_id": row["sample_id"],

@@ -107,15 +107,15 @@ def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
     plain_job = load_preset(CaptionJobConfig, "zoo_plain")
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
     _, plain = run_method(load(plain_job), plain_job.method, cases, sampling, None, seed)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for group, variants in GROUPS.items():
         start = time.perf_counter()
-        found[group] = {}
+        results[group] = {}
         for label, (preset, overrides) in variants.items():
             job = load_preset(CaptionJobConfig, f"zoo_{preset}", overrides)
             limit = min(job.sampling.max_new_tokens, MAX_NEW_TOKENS)
             cells, _ = run_method(load(job), job.method, cases, Sampling(max_new_tokens=limit), plain, seed)
-            found[group][label] = {
+            results[group][label] = {
                 "acceptance_length": {name: cell["mean_acceptance_length"] for name, cell in cells.items()},
                 "drafted_per_step": cells["single"]["drafted_per_step"],
                 "accuracy": cells["single"]["accuracy"],
@@ -123,7 +123,7 @@ def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
                 "equal_share": cells["single"]["equal_share"],
             }
         progress(f"{group:40s} {time.perf_counter() - start:6.1f} s")
-    return found
+    return results
 
 
 def expected_speedup(acceptance_length: float, length: int, ratio: float) -> float:
@@ -179,8 +179,8 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
     sage = load_preset(CaptionJobConfig, "zoo_sage")
     alphas = trace(sage, cases["single"], seed, "confidence_last")
     tabed = load_preset(CaptionJobConfig, "zoo_tabed_mt")
-    shown = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
-    weights = trace(tabed, shown, seed, "ensemble_weights")
+    examples = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
+    weights = trace(tabed, examples, seed, "ensemble_weights")
     return {
         "num_cases": num_cases,
         "seed": seed,
@@ -190,7 +190,7 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
         "latencies": latencies,
         "latency_ratio": ratio,
         "expected_speedup": speedups,
-        "ensemble_weights": {name: [one[0] for one in values] for name, values in weights.items()},
+        "ensemble_weights": {name: [row[0] for row in values] for name, values in weights.items()},
         "confidence_autocorrelation": {str(lag): autocorrelation(alphas, lag) for lag in (1, 2, 4)},
     }
 

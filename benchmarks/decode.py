@@ -130,8 +130,8 @@ def memory(folder: Path) -> Results:
     write_video(long, 99, LONG_S * FPS, 320, 240, 120)
     plan = [short[row % len(short)] for row in range(NUM_SHORT)]
     every = NUM_SHORT // NUM_LONG
-    for place in range(NUM_LONG):
-        plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
+    for index in range(NUM_LONG):
+        plan.insert(index * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
         "configured": _hold(plan, "auto", DecodeLimits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),
@@ -234,11 +234,11 @@ def main(arguments: list[str] | None = None) -> int:
     for name, run in PARTS.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
-                found = run(Path(folder))
-            print(json.dumps({name: found}, indent=1), flush=True)
+                result = run(Path(folder))
+            print(json.dumps({name: result}, indent=1), flush=True)
             results = read_results(RESULTS) if RESULTS.exists() else {}
             versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
-            results[name] = versions | found
+            results[name] = versions | result
             write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0
 

@@ -119,7 +119,7 @@ class LayerSkipDrafterConfig(Section):
     @model_validator(mode="after")
     def _ascending(self) -> LayerSkipDrafterConfig:
         indices = self.indices
-        if any(one >= other for one, other in pairwise(indices)):
+        if any(index >= other for index, other in pairwise(indices)):
             raise ValueError(f"layers: {list(indices)} is not in ascending order, each layer once")
         return self
 

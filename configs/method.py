@@ -65,28 +65,28 @@ class AutoMethodConfig(Section):
     def _comparable(self) -> AutoMethodConfig:
         if self.min_rounds > self.max_rounds:
             raise ValueError(f"min_rounds ({self.min_rounds}) is larger than max_rounds ({self.max_rounds})")
-        for place, one in enumerate(self.candidates):
-            where = f"candidates.{place}"
-            if one.auto is not None:
+        for index, candidate in enumerate(self.candidates):
+            where = f"candidates.{index}"
+            if candidate.auto is not None:
                 raise ValueError(f"{where}: a candidate names one method, and not several")
-            if not isinstance(one.acceptance, ExactAcceptanceConfig):
+            if not isinstance(candidate.acceptance, ExactAcceptanceConfig):
                 raise ValueError(
-                    f"{where}.acceptance: '{one.acceptance.kind}' may give other tokens than the other candidates, and "
-                    "the rows of a trial are results; use exact"
+                    f"{where}.acceptance: '{candidate.acceptance.kind}' may give other tokens than the other "
+                    "candidates, and the rows of a trial are results; use exact"
                 )
-            if any(isinstance(context, CaptionContextConfig) for context in one.contexts):
+            if any(isinstance(context, CaptionContextConfig) for context in candidate.contexts):
                 raise ValueError(f"{where}.contexts: every trial would load the captioner again; leave out 'caption'")
-        kinds = [one.drafter.kind for one in self.candidates if one.needs_checkpoint]
+        kinds = [candidate.drafter.kind for candidate in self.candidates if candidate.needs_checkpoint]
         if len(set(kinds)) > 1:
             raise ValueError(
                 f"candidates: {' and '.join(sorted(set(kinds)))} drafters are different checkpoints, and model.drafter "
                 "names one; keep one kind, and drafters without a checkpoint beside it"
             )
-        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafterConfig)]
-        labels = [one.label for one in self.methods]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if len(plain) > 1 or twice:
-            what = f"two are called '{twice[0]}'; give each a name" if twice else "plain decoding is named twice"
+        plain = [candidate for candidate in self.candidates if isinstance(candidate.drafter, NoDrafterConfig)]
+        labels = [candidate.label for candidate in self.methods]
+        repeated = sorted({label for label in labels if labels.count(label) > 1})
+        if len(plain) > 1 or repeated:
+            what = f"two are called '{repeated[0]}'; give each a name" if repeated else "plain decoding is named twice"
             raise ValueError(f"candidates: {what}")
         if len(labels) == 1:
             raise ValueError("candidates: plain decoding is always tried; name a method that it is compared with")
@@ -95,8 +95,8 @@ class AutoMethodConfig(Section):
     @property
     def methods(self) -> tuple[MethodConfig, ...]:
         """All candidates, plain decoding first."""
-        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafterConfig)] or [MethodConfig()]
-        return (plain[0], *(one for one in self.candidates if one is not plain[0]))
+        plain = [entry for entry in self.candidates if isinstance(entry.drafter, NoDrafterConfig)] or [MethodConfig()]
+        return (plain[0], *(candidate for candidate in self.candidates if candidate is not plain[0]))
 
 
 class MethodConfig(Section):
@@ -213,7 +213,7 @@ class MethodConfig(Section):
         """The methods that the job file spells out, by dotted path: this method, or the candidates of `auto`."""
         if self.auto is None:
             return {"method": self}
-        return {f"method.auto.candidates.{place}": one for place, one in enumerate(self.auto.candidates)}
+        return {f"method.auto.candidates.{index}": candidate for index, candidate in enumerate(self.auto.candidates)}
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -230,13 +230,13 @@ class MethodConfig(Section):
         """The method that determines the kind of `model.drafter`: this one, or a candidate of `auto`."""
         if self.auto is None:
             return self
-        return next((one for one in self.auto.methods if one.needs_checkpoint), self.auto.methods[-1])
+        return next((candidate for candidate in self.auto.methods if candidate.needs_checkpoint), self.auto.methods[-1])
 
     def content(self) -> dict[str, Any]:
         """Return all fields that determine the output."""
         data = self.model_dump(mode="json")
         if self.auto is not None:
-            return {"auto": [one.content() for one in self.auto.methods]}
+            return {"auto": [candidate.content() for candidate in self.auto.methods]}
         if isinstance(self.drafter, NoDrafterConfig):
             return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
         del data["auto"]
@@ -264,7 +264,7 @@ class MethodConfig(Section):
         if isinstance(self.drafter, NoDrafterConfig):
             return "plain"
         forced = "grammar+" if self.forced_tokens else ""
-        return forced + "+".join(short_kind(one.kind) for one in (self.drafter, self.tree, self.acceptance))
+        return forced + "+".join(short_kind(part.kind) for part in (self.drafter, self.tree, self.acceptance))
 
 
 AutoMethodConfig.model_rebuild()

@@ -85,7 +85,7 @@ def _numbers(schema: Any) -> Iterator[tuple[tuple[str, ...], int | float]]:
                 inside = {"schema": _INSIDE.get(name, "schema"), "names": "schema", "value": "value"}[kind]
                 stack.append(((*path, name), inner, inside))
         elif isinstance(value, list):
-            stack += [((*path, f"{place}"), inner, kind) for place, inner in enumerate(value)]
+            stack += [((*path, f"{index}"), inner, kind) for index, inner in enumerate(value)]
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield path, value
 

@@ -340,7 +340,7 @@ class CaptionJobConfig(DatasetJobConfig):
             raise ValueError("columns.prompts fill the template of prompt; a conversation is asked once")
         if isinstance(self.method.acceptance, LanternAcceptanceConfig):
             raise ValueError("method.acceptance 'lantern' accepts codes of similar images, and a text has none")
-        if any(getattr(one.drafter, "fill", None) == "above" for one in self.method.methods):
+        if any(getattr(method.drafter, "fill", None) == "above" for method in self.method.methods):
             raise ValueError(
                 "method.drafter.fill 'above' copies codes of the image row above, and a text has none; use repeat"
             )
@@ -376,8 +376,8 @@ class CaptionJobConfig(DatasetJobConfig):
     def _check_output(self) -> None:
         """Check the options that end texts, and the drafters that need a structure."""
         if self.output is None:
-            for where, one in self.method.places.items():
-                if one.drafts_grammar:
+            for where, method in self.method.places.items():
+                if method.drafts_grammar:
                     raise ValueError(f"{where}: drafts follow the section output, and there is none")
             return
         if (name := next(self.sampling.ends, None)) is not None:

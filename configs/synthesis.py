@@ -189,13 +189,13 @@ class SynthesizeJobConfig(DatasetJobConfig):
 
     def _check_method(self) -> None:
         method = self.method
-        if any(one.contexts != (FullContextConfig(),) for one in method.methods):
+        if any(candidate.contexts != (FullContextConfig(),) for candidate in method.methods):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
-        if any(getattr(one.drafter, "vocabulary", None) is not None for one in method.methods):
+        if any(getattr(candidate.drafter, "vocabulary", None) is not None for candidate in method.methods):
             raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
-        if any(isinstance(one.drafter, BlockDrafterConfig) for one in method.methods):
+        if any(isinstance(candidate.drafter, BlockDrafterConfig) for candidate in method.methods):
             raise ValueError("method.drafter 'block' drafts texts: it counts positions in one dimension; use eagle3")
-        if any(one.drafts_grammar for one in method.methods):
+        if any(candidate.drafts_grammar for candidate in method.methods):
             raise ValueError("method: drafts of a grammar follow the section output, and images have none")
         if isinstance(method.acceptance, LVSpecAcceptanceConfig):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")

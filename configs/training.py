@@ -73,7 +73,7 @@ class LayerCutHeadConfig(Section):
             if self.num_layers > num_target_layers:
                 raise ValueError(f"head.num_layers: the target has {num_target_layers} layers")
             last = max(1, self.num_layers - 1)
-            return tuple(round(place * (num_target_layers - 1) / last) for place in range(self.num_layers))
+            return tuple(round(index * (num_target_layers - 1) / last) for index in range(self.num_layers))
         if not self.layers or max(self.layers) >= num_target_layers:
             raise ValueError(f"head.layers: name layers from 0 to {num_target_layers - 1} of the target")
         return self.layers

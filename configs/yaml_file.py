@@ -82,7 +82,7 @@ def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
                 keys.add((key.tag, key.value))
             total += _count_nodes(key, counted) + _count_nodes(value, counted)
     elif isinstance(node, yaml.SequenceNode):
-        total += sum(_count_nodes(one, counted) for one in node.value)
+        total += sum(_count_nodes(child, counted) for child in node.value)
     if total > MAX_YAML_NODES:
         raise _problem(f"with its aliases it has more than {MAX_YAML_NODES:,} values", node)
     counted[id(node)] = total

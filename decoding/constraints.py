@@ -63,7 +63,7 @@ class Constraints:
         forced = [[NO_TOKEN] * len(paths[0]) for _ in paths]
         for row, slot in enumerate(slots.ids):
             if (matcher := self.matchers[slot]) is not None:
-                forced[row] = [matcher.look(path, masks[row, place]) for place, path in enumerate(paths[row])]
+                forced[row] = [matcher.look(path, masks[row, index]) for index, path in enumerate(paths[row])]
         return torch.tensor(forced, device=self._device), self._unpack(masks)
 
     def _ones(self, num_rows: int, num_nodes: int) -> np.ndarray:

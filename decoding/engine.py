@@ -206,10 +206,10 @@ class Engine:
         finished: list[Completion] = []
         continued: list[tuple[int, RequestState, PrefillOutput]] = []
         prefill_outputs: dict[int, tuple[PrefillOutput, PrefillOutput]] = {}
-        for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
-            one.telemetry.target_forwards = 1
-            one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
-            ended = self._collect(slot, one, values[row])
+        for row, (slot, state) in enumerate(zip(slots.ids, progress, strict=True)):
+            state.telemetry.target_forwards = 1
+            state.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
+            ended = self._collect(slot, state, values[row])
             finished += ended
             if not ended:
                 # Samples with equal prompts share one prefill output.
@@ -220,21 +220,21 @@ class Engine:
                     attention = prefill.attention_of(row * self.target.num_lanes)
                     prefill_output = PrefillOutput(prefixes[row][0], hidden, attention, features)
                     prefill_outputs[key] = prefill_output, prefill_output.outline()
-                prefill_output, one.unread = prefill_outputs[key]
-                continued.append((slot, one, prefill_output))
+                prefill_output, state.unread = prefill_outputs[key]
+                continued.append((slot, state, prefill_output))
         if continued:
             admitted = self._slots.batch([slot for slot, *_ in continued])
-            found = [prefill_output for *_, prefill_output in continued]
-            self.method.drafter.admit(admitted, self._slots.root[admitted.index], found)
+            outputs = [prefill_output for *_, prefill_output in continued]
+            self.method.drafter.admit(admitted, self._slots.root[admitted.index], outputs)
             self.method.tree.reset(admitted)
-            self.method.acceptance.admit(admitted, found)
+            self.method.acceptance.admit(admitted, outputs)
         spent = time.perf_counter() - start
         self.stats.prefill_s += spent
-        for one in progress:
-            one.telemetry.prefill_ms = 1000 * spent / len(progress)
+        for state in progress:
+            state.telemetry.prefill_ms = 1000 * spent / len(progress)
         if continued and not self.method.controller.is_off:
             # While drafting is off, the prefill is deferred, so samples that finish before drafting resumes skip it.
-            self._prefill_drafter(admitted, [one for _, one, _ in continued])
+            self._prefill_drafter(admitted, [state for _, state, _ in continued])
         return finished
 
     def _prefill_drafter(self, slots: SlotBatch, progress: list[RequestState]) -> None:
@@ -244,28 +244,28 @@ class Engine:
         for slot, reason in errors.items():
             self._slots.stop_drafting(slot, reason)
 
-    def _collect(self, slot: int, one: RequestState, new_logprobs: list[float]) -> list[Completion]:
+    def _collect(self, slot: int, state: RequestState, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot and return the completion if the request finished or a new log probability is not finite."""
         if not all(map(math.isfinite, new_logprobs)):
             self._slots.release(slot)
             message = "the target's logits are not finite for this sample; try another dtype"
-            return [failed(one.request.sample_id, NON_FINITE_LOGITS, message)]
-        if one.matcher is not None and one.matcher.error:
+            return [failed(state.request.sample_id, NON_FINITE_LOGITS, message)]
+        if state.matcher is not None and state.matcher.error:
             self._slots.release(slot)
-            message = f"after {len(one.token_ids)} tokens: {one.matcher.error}"
-            return [failed(one.request.sample_id, GRAMMAR_FAILED, message)]
-        if not one.finish_reason:
+            message = f"after {len(state.token_ids)} tokens: {state.matcher.error}"
+            return [failed(state.request.sample_id, GRAMMAR_FAILED, message)]
+        if not state.finish_reason:
             return []
         self._slots.release(slot)
-        self.stats.num_generated_tokens += len(one.token_ids)
-        self.method.drafter.finished(one.token_ids)
-        extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.choices.extras()
+        self.stats.num_generated_tokens += len(state.token_ids)
+        self.method.drafter.finished(state.token_ids)
+        extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | state.choices.extras()
         if self._names_kernels:
             extras["kernels"] = self.target.kernels
-        if one.drafter_error:
-            extras["drafter_error"] = one.drafter_error
-        one.telemetry.extras = extras
-        return [one.completion(self.target.decode)]
+        if state.drafter_error:
+            extras["drafter_error"] = state.drafter_error
+        state.telemetry.extras = extras
+        return [state.completion(self.target.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
@@ -278,9 +278,9 @@ class Engine:
         if not (ids := self._slots.unfinished):
             return finished, None
         progress = [self._slots.at(slot) for slot in ids]
-        most = max(min(one.levels, one.remaining - 1) for one in progress)
-        num_missed = sum(one.num_missed for one in progress)
-        num_unread = sum(one.prefix_length for one in progress if one.unread is not None)
+        most = max(min(state.levels, state.remaining - 1) for state in progress)
+        num_missed = sum(state.num_missed for state in progress)
+        num_unread = sum(state.prefix_length for state in progress if state.unread is not None)
         choice = self.method.controller.choose(len(ids), most, num_missed, num_unread)
         if choice.levels and num_unread:
             # Requests that have finished need no drafter prefill.
@@ -289,7 +289,7 @@ class Engine:
                 return finished, None
             progress = [self._slots.at(slot) for slot in ids]
             self._prefill_drafter(self._slots.batch(ids), progress)
-            if all(one.drafter_error for one in progress):
+            if all(state.drafter_error for state in progress):
                 choice = self.method.controller.choose(len(ids), 0, 0, 0)
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
@@ -314,31 +314,31 @@ class Engine:
         finished: list[Completion] = []
         offered: list[int] = []
         ended_prompts: list[int] = []
-        for row, (slot, one) in enumerate(zip(launched.slots.ids, launched.progress, strict=True)):
-            has_ended = self._slots.progress[slot] is not one
-            is_offered = not (has_ended or one.drafter_error)
-            offered.append(min(launched.choice.levels, one.remaining - 1) if is_offered else 0)
+        for row, (slot, state) in enumerate(zip(launched.slots.ids, launched.progress, strict=True)):
+            has_ended = self._slots.progress[slot] is not state
+            is_offered = not (has_ended or state.drafter_error)
+            offered.append(min(launched.choice.levels, state.remaining - 1) if is_offered else 0)
             if has_ended:
                 continue
-            one.num_in_flight -= launched.choice.levels + 1
+            state.num_in_flight -= launched.choice.levels + 1
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
-            kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
-            launched.count(row, step, kept)
+            num_kept = state.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
+            launched.count(row, step, num_kept)
             if step.levels is not None and self._drafts:
-                one.levels = 0 if one.drafter_error else step.levels[row]
+                state.levels = 0 if state.drafter_error else step.levels[row]
                 # The next trees' depth depends on this step, so launching early gains nothing.
                 self._async_output = False
-            done = self._collect(slot, one, new_logprobs[:kept])
-            if not done and self.max_row_s is not None and launched.ended_s - one.started_s > self.max_row_s:
+            done = self._collect(slot, state, new_logprobs[:num_kept])
+            if not done and self.max_row_s is not None and launched.ended_s - state.started_s > self.max_row_s:
                 self._slots.release(slot)
                 # The tokens are dropped, because their number depends on the machine's speed.
-                num_tokens, limit = len(one.token_ids), f"pool.max_row_s ({self.max_row_s:g} s)"
+                num_tokens, limit = len(state.token_ids), f"pool.max_row_s ({self.max_row_s:g} s)"
                 message = f"{num_tokens} tokens after more than {limit}; none of them are kept"
-                done = [failed(one.request.sample_id, ROW_TIMEOUT, message)]
+                done = [failed(state.request.sample_id, ROW_TIMEOUT, message)]
             finished += done
             if done:
-                ended_prompts.append(one.prefix_length)
+                ended_prompts.append(state.prefix_length)
         outcome = StepOutcome(
             levels=launched.choice.levels,
             seconds=launched.seconds,

@@ -45,7 +45,7 @@ def regex_source(regex: str) -> str:
 def choices_source(choices: Sequence[str]) -> str:
     """Return the grammar source of a list of texts."""
     # A terminal: alternatives of rules would be limited by the parser's items.
-    words = " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}")
 
 
@@ -192,12 +192,12 @@ class Matcher:
             return NO_TOKEN
         taken = self._state.try_consume_tokens(list(path))
         forced = NO_TOKEN
-        if taken == len(path) and (found := self._mask()) is not None and found.any():
-            mask[:] = found
+        if taken == len(path) and (allowed := self._mask()) is not None and allowed.any():
+            mask[:] = allowed
             if text := self._state.compute_ff_tokens():
                 forced = text[0]
-            elif np.bitwise_count(found).sum() == 1:
-                forced = int(np.unpackbits(found, bitorder="little").argmax())
+            elif np.bitwise_count(allowed).sum() == 1:
+                forced = int(np.unpackbits(allowed, bitorder="little").argmax())
         if self._state.is_error() or not self._state.rollback(taken):
             self._renew()
             return NO_TOKEN

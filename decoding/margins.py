@@ -30,7 +30,7 @@ class Margin:
 
 
 @torch.inference_mode()
-def margin(target: TargetModel, request: Request, tokens: Sequence[int], one: int, other: int) -> Margin:
+def margin(target: TargetModel, request: Request, tokens: Sequence[int], token: int, other: int) -> Margin:
     """Compute the margin between two next tokens after the prompt of `request` and its first output `tokens`.
 
     Scores are what the target takes the maximum of: logits after penalties, temperature and filters, plus the noise of
@@ -51,6 +51,6 @@ def margin(target: TargetModel, request: Request, tokens: Sequence[int], one: in
     if rows.any_sampled:
         draws = StepNoise(table.noise(slots), 1, target.vocab_size).gumbel(Stream.TOKEN)
     scores = perturb(process_logits(logits, rows), draws, rows)[0, 0]
-    first, second = float(scores[one]), float(scores[other])
+    first, second = float(scores[token]), float(scores[other])
     largest = max((abs(score) for score in (first, second) if abs(score) != float("inf")), default=0.0)
     return Margin(first - second, ROUNDING[target.dtype] * max(1.0, largest))

@@ -76,12 +76,12 @@ class RowProcessors:
 
     def _recent(self, width: int) -> Tensor:
         """Return the last tokens (b, width) up to the root, `NO_TOKEN` before the first one."""
-        places = self.length[:, None] - width + torch.arange(width, device=self.length.device)
+        positions = self.length[:, None] - width + torch.arange(width, device=self.length.device)
         if not width:
-            return places
+            return positions
         # Texts of rows that read none may be longer than the table.
-        tokens = self.text.gather(1, places.clamp(0, self.text.shape[1] - 1))
-        return torch.where(places >= 0, tokens, NO_TOKEN)
+        tokens = self.text.gather(1, positions.clamp(0, self.text.shape[1] - 1))
+        return torch.where(positions >= 0, tokens, NO_TOKEN)
 
     def _add_patterns(self, logits: Tensor, index: Tensor, tail: Tensor) -> Tensor:
         index = index[:, :, None]
@@ -99,25 +99,25 @@ class RowProcessors:
         size, longest, length = self.ngram[:, None, None], self.features.ngram, self.length[:, None, None]
         (b, num_nodes, num_drafts), width = path.shape, tail.shape[2]
 
-        def ends(place: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-            found = (size > 0) & (place >= size - 1)
+        def ends(position: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+            is_match = (size > 0) & (position >= size - 1)
             for back, token in enumerate(earlier):
-                found = found & ((token == tail[:, :, back, None]) | (back + 1 >= size))
-            return found
+                is_match = is_match & ((token == tail[:, :, back, None]) | (back + 1 >= size))
+            return is_match
 
         # N-grams that end in drafts.
-        place = torch.arange(num_drafts, device=path.device)
+        position = torch.arange(num_drafts, device=path.device)
         windows = [ending[:, :, width - back : width - back + num_drafts] for back in range(1, longest)]
-        _remove(logits, path, ends(length + place, windows) & (place < depth[:, :, None]))
+        _remove(logits, path, ends(length + position, windows) & (position < depth[:, :, None]))
         # N-grams that end in the text before them.
         text = F.pad(self.text, (longest - 1, 0), value=NO_TOKEN)[:, None]
         step = max(1, CHUNK_ENTRIES // (b * num_nodes))
         for start in range(longest - 1, text.shape[2], step):
             stop = min(start + step, text.shape[2])
-            place = torch.arange(start, stop, device=path.device) - (longest - 1)
+            position = torch.arange(start, stop, device=path.device) - (longest - 1)
             windows = [text[:, :, start - back : stop - back] for back in range(1, longest)]
-            found = ends(place, windows) & (place < length)
-            _remove(logits, text[:, :, start:stop], found.expand(-1, num_nodes, -1))
+            is_match = ends(position, windows) & (position < length)
+            _remove(logits, text[:, :, start:stop], is_match.expand(-1, num_nodes, -1))
         return logits
 
     def force(self, scores: Tensor, path: Tensor) -> Tensor:
@@ -127,9 +127,9 @@ class RowProcessors:
         index = self.index[:, None] + (path != NO_TOKEN).sum(dim=-1)
         applies = self.forced_at[:, None] == index[:, :, None]  # (b, N, F)
         # Rows without a token write to one column after the vocabulary.
-        places = torch.where(applies, self.forced[:, None], scores.shape[2])
+        columns = torch.where(applies, self.forced[:, None], scores.shape[2])
         wide = scores.new_full((*scores.shape[:2], scores.shape[2] + 1), -torch.inf)
-        only = wide.scatter_(2, places, 0.0)[:, :, :-1]
+        only = wide.scatter_(2, columns, 0.0)[:, :, :-1]
         return torch.where(applies.any(dim=-1, keepdim=True), only, scores)
 
 

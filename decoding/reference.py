@@ -40,16 +40,16 @@ def reference_tokens(
     inputs: dict[str, Tensor],
     request: Request,
     eos_ids: frozenset[int],
-    own: Sequence[LogitsProcessor] = (),
+    custom_processors: Sequence[LogitsProcessor] = (),
 ) -> list[int]:
     """Return the expected token ids of plain decoding, EOS included; `inputs` are the processor's outputs.
 
-    `own` are further logits processors, which run where `generate` runs those of its caller.
+    `custom_processors` are further logits processors, which run where `generate` runs those of its caller.
 
     Greedy decoding takes the argmax; sampling takes argmax(log p + g) with the sample's own noise g.
     """
     sampling = request.sampling
-    processors = processors_of(sampling, inputs["input_ids"].shape[1], eos_ids, own)
+    processors = processors_of(sampling, inputs["input_ids"].shape[1], eos_ids, custom_processors)
     key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
     tokens: list[int] = []
     while len(tokens) < sampling.max_new_tokens:
@@ -90,7 +90,7 @@ def cache_of(model: nn.Module, out: Any) -> dict[str, Any]:
 
 
 def processors_of(
-    sampling: Sampling, prompt_length: int, eos_ids: frozenset[int], own: Sequence[LogitsProcessor] = ()
+    sampling: Sampling, prompt_length: int, eos_ids: frozenset[int], custom_processors: Sequence[LogitsProcessor] = ()
 ) -> LogitsProcessorList:
     """Return transformers' processors for a prompt of `prompt_length` tokens, in the order of `generate`."""
     ends = [] if sampling.ignore_eos else sorted(eos_ids)
@@ -119,7 +119,7 @@ def processors_of(
         processors.append(SuppressTokensLogitsProcessor(sampling.suppress_tokens))
     if sampling.begin_suppress_tokens:
         processors.append(SuppressTokensAtBeginLogitsProcessor(sampling.begin_suppress_tokens, begin))
-    processors.extend(own)
+    processors.extend(custom_processors)
     if sampling.temperature > 0:
         processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
         if sampling.top_k > 0:

@@ -96,9 +96,9 @@ class StepInFlight:
 
     def record_launch(self) -> None:
         """Add the maximum number of the step's tokens to each row, and update `num_missed`."""
-        for one in self.progress:
-            one.num_in_flight += self.choice.levels + 1
-            one.num_missed = 0 if self.choice.levels or one.drafter_error else one.num_missed + 1
+        for state in self.progress:
+            state.num_in_flight += self.choice.levels + 1
+            state.num_missed = 0 if self.choice.levels or state.drafter_error else state.num_missed + 1
 
     def wait(self, since_s: float) -> HostStep:
         """Wait for the step's output; `since_s` is when the previous step's output arrived, the earliest start."""
@@ -119,16 +119,16 @@ class StepInFlight:
         stats.verify_s += self.result.verified - self.result.drafted
         stats.commit_s += self.commit_s
 
-    def count(self, row: int, step: HostStep, kept: int) -> None:
-        """Add the step to the telemetry of a row, of whose new tokens `kept` were kept."""
-        one, num_rows, result = self.progress[row], len(self.progress), self.result
+    def count(self, row: int, step: HostStep, num_kept: int) -> None:
+        """Add the step to the telemetry of a row, `num_kept` of whose new tokens were kept."""
+        state, num_rows, result = self.progress[row], len(self.progress), self.result
         # The last token is the target's own; an output that ends before it ends inside the accepted path.
-        ended_inside = bool(one.finish_reason) and kept < step.counts[row]
-        accepted = kept if ended_inside else step.counts[row] - 1
-        one.histogram[accepted] += 1
-        one.batch_size_total += num_rows
-        one.choices.add(num_rows, self.choice)
-        telemetry = one.telemetry
+        ended_inside = bool(state.finish_reason) and num_kept < step.counts[row]
+        accepted = num_kept if ended_inside else step.counts[row] - 1
+        state.histogram[accepted] += 1
+        state.batch_size_total += num_rows
+        state.choices.add(num_rows, self.choice)
+        telemetry = state.telemetry
         telemetry.num_spec_steps += 1
         telemetry.num_draft_tokens += step.num_drafted[row]
         telemetry.num_accepted_draft_tokens += accepted

@@ -110,9 +110,9 @@ class DraftTree:
         """Return the drafts (b, N, D) on the path to each node and its own token, `NO_TOKEN` beyond its depth."""
         visible, num_levels = self.visible(), self.num_levels
         # Nodes that are not on the path are written to one depth after the last.
-        places = torch.where(visible, self.depth[:, None], num_levels + 1)
+        index = torch.where(visible, self.depth[:, None], num_levels + 1)
         paths = self.tokens.new_full((*self.tokens.shape, num_levels + 2), NO_TOKEN)
-        return paths.scatter_(2, places, self.tokens[:, None].expand_as(places))[:, :, 1:-1]
+        return paths.scatter_(2, index, self.tokens[:, None].expand_as(index))[:, :, 1:-1]
 
     def sibling_rank(self) -> Tensor:
         """Return the number of earlier siblings of each node, (b, N)."""

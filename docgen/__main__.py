@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m docgen", description="Generate the reference pages from code.")
     parser.add_argument("--check", action="store_true", help="compare only; exit status 1 if a page is outdated")
     arguments = parser.parse_args(argv)
-    found = outdated(ROOT)
-    for path, text in found.items():
+    pages = outdated(ROOT)
+    for path, text in pages.items():
         print(f"{'outdated' if arguments.check else 'wrote'} {path}")
         if not arguments.check:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / path).write_text(text)
-    return 1 if arguments.check and found else 0
+    return 1 if arguments.check and pages else 0
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def rows_of(columns: Columns) -> list[list[str]]:
     """Return name, type and meaning of every column."""
     rows = []
     for name, kind, meaning in columns:
-        shown = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
-        rows.append([f"`{name}`", "struct" if name == "telemetry" else shown, meaning])
+        type_name = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
+        rows.append([f"`{name}`", "struct" if name == "telemetry" else type_name, meaning])
     return rows
 
 
@@ -68,15 +68,15 @@ def error_codes_page(root: Path) -> str:
 def _codes_in(module: ast.Module) -> set[str]:
     """Return the codes that a module uses, as a string or by a constant such as `ROW_TIMEOUT`."""
     names = {code.upper(): code for code in ERROR_CODES}
-    found = set()
+    codes = set()
     for node in ast.walk(module):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in names:
             node.value = ast.Constant("")  # the definition of the constant is no use of it
         elif isinstance(node, ast.Constant) and node.value in ERROR_CODES:
-            found.add(str(node.value))
+            codes.add(str(node.value))
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
-            found.add(names[node.id])
-    return found
+            codes.add(names[node.id])
+    return codes
 
 
 def metrics_page() -> str:

@@ -37,15 +37,15 @@ def commands_page(root: Path) -> str:
 
 def make_targets(makefile: str) -> list[list[str]]:
     """Return target and help text of the comment lines `# make TARGET  text`."""
-    found: list[list[str]] = []
+    targets: list[list[str]] = []
     for line in makefile.splitlines():
         if start := re.fullmatch(r"# (make [a-z-]+) +(\S.*)", line):
-            found.append([f"`{start[1]}`", start[2]])
-        elif found and (more := re.fullmatch(r"#  +(\S.*)", line)):
-            found[-1][1] += " " + more[1]
-        elif found:
+            targets.append([f"`{start[1]}`", start[2]])
+        elif targets and (more := re.fullmatch(r"#  +(\S.*)", line)):
+            targets[-1][1] += " " + more[1]
+        elif targets:
             break
-    return found
+    return targets
 
 
 def _options(parser: argparse.ArgumentParser) -> list[list[str]]:

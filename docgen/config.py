@@ -48,10 +48,10 @@ class Field:
 
 def fields(model: type[BaseModel]) -> list[Field]:
     """Return the fields of a job's schema in order, without duplicates."""
-    found: dict[str, Field] = {}
+    by_key: dict[str, Field] = {}
     for field in _walk(model):
-        found.setdefault(field.key, field)
-    return list(found.values())
+        by_key.setdefault(field.key, field)
+    return list(by_key.values())
 
 
 def reference(job: str, model: type[BaseModel]) -> str:
@@ -75,13 +75,13 @@ def _walk(
 ) -> Iterator[Field]:
     """Yield every leaf; a recursive section is listed once."""
     for name, field in model.model_fields.items():
-        found = [inner for inner in _sections_in(field.annotation) if inner not in above]
+        sections = [inner for inner in _sections_in(field.annotation) if inner not in above]
         described = " ".join((field.description or (name == "kind" and model.__doc__) or "").split())
         if name == "kind" and _choice_of(model):
             yield Field(prefix + name, kind, "default" if _is_default(model) else "", described)
-        elif described or not found:
-            yield Field(prefix + name, kind, _shown(field.default, is_section=bool(found)), described)
-        for inner in found:
+        elif described or not sections:
+            yield Field(prefix + name, kind, _shown(field.default, is_section=bool(sections)), described)
+        for inner in sections:
             below = prefix + name + ("[]." if _is_list(field.annotation) else ".")
             yield from _walk(inner, below, _choice_of(inner) or kind, (*above, model))
 
@@ -90,7 +90,7 @@ def _sections_in(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) is Annotated:
         return _sections_in(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType, tuple):
-        return [found for part in get_args(annotation) for found in _sections_in(part)]
+        return [section for part in get_args(annotation) for section in _sections_in(part)]
     return [annotation] if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else []
 
 
@@ -110,7 +110,7 @@ def _shown(default: Any, is_section: bool) -> str:
 def _is_default(choice: type[BaseModel]) -> bool:
     method = MethodConfig()
     choices = (method.drafter, *method.contexts, method.tree, method.acceptance, method.controller)
-    return any(type(one) is choice for one in choices)
+    return any(type(part) is choice for part in choices)
 
 
 def _choice_of(model: type[BaseModel]) -> str:

@@ -42,10 +42,10 @@ def record(root: Path, config: str, overrides: Sequence[str]) -> set[str]:
         subprocess.CalledProcessError: the job failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        place, listing = Path(folder), Path(folder) / "calls"
+        scratch, listing = Path(folder), Path(folder) / "calls"
         listing.mkdir()
-        (place / "sitecustomize.py").write_text(PROFILER)
-        variables = {"PYTHONPATH": str(place), "HOT_PATH_ROOT": str(root), "HOT_PATH_OUT": str(listing)}
+        (scratch / "sitecustomize.py").write_text(PROFILER)
+        variables = {"PYTHONPATH": str(scratch), "HOT_PATH_ROOT": str(root), "HOT_PATH_OUT": str(listing)}
         command = [sys.executable, "-m", "jobs.caption", "--config", config, *overrides]
         subprocess.run(command, cwd=root, env={**os.environ, **variables}, check=True)
         return {line for file in listing.iterdir() for line in file.read_text().split()}

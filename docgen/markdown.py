@@ -42,4 +42,4 @@ def fill(text: str, name: str, body: str) -> str:
     pattern = re.compile(rf"(<!-- docgen: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
         raise ValueError(f"no part named {name!r}")
-    return pattern.sub(lambda found: f"{found[1]}{body}\n{found[2]}", text)
+    return pattern.sub(lambda match: f"{match[1]}{body}\n{match[2]}", text)

@@ -43,15 +43,15 @@ def read(root: Path) -> list[MethodPage]:
     Raises:
         ValueError: a page does not begin with title, summary and mode.
     """
-    found = []
+    pages = []
     for path in sorted((root / FOLDER).glob("*.md")):
         if path.name == "index.md":
             continue
         head = _HEAD.match(path.read_text())
         if head is None:
             raise ValueError(f"{path.name} does not begin with a title, a sentence and a line **Mode:**")
-        found.append(MethodPage(path.name, head["title"], " ".join(head["summary"].split()), head["mode"]))
-    return sorted(found, key=lambda method: (method.mode.startswith("lossy"), method.title.lower()))
+        pages.append(MethodPage(path.name, head["title"], " ".join(head["summary"].split()), head["mode"]))
+    return sorted(pages, key=lambda method: (method.mode.startswith("lossy"), method.title.lower()))
 
 
 def short_list(root: Path) -> str:

@@ -32,8 +32,8 @@ def first_sentence(path: Path) -> str:
     else:
         text = ast.get_docstring(ast.parse(text)) or ""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    found = re.match(r"(.+?[.:;])(?= [A-Z]|$)", paragraph)
-    return (found[1] if found else paragraph).rstrip(":;")
+    match = re.match(r"(.+?[.:;])(?= [A-Z]|$)", paragraph)
+    return (match[1] if match else paragraph).rstrip(":;")
 
 
 def modules_page(root: Path) -> str:
@@ -44,12 +44,14 @@ def modules_page(root: Path) -> str:
     ]
     for package in PACKAGES:
         for folder in sorted({path.parent for path in (root / package).rglob("*.py")}):
-            found = sorted(path for path in folder.iterdir() if path.suffix in (".py", *SOURCES))
-            modules = [path for path in found if path.name != "__init__.py"]
+            files = sorted(path for path in folder.iterdir() if path.suffix in (".py", *SOURCES))
+            modules = [path for path in files if path.name != "__init__.py"]
             init = folder / "__init__.py"
             parts.append(f"## {folder.relative_to(root).as_posix()}")
             if init.exists() and (sentence := first_sentence(init)):
                 parts.append(sentence)
             if modules:
-                parts.append(table(("module", "content"), [[f"`{one.name}`", first_sentence(one)] for one in modules]))
+                parts.append(
+                    table(("module", "content"), [[f"`{path.name}`", first_sentence(path)] for path in modules])
+                )
     return page("Modules", *parts)

@@ -72,8 +72,8 @@ def hot_path(root: Path, listing: Path, name: str) -> dict[str, int]:
 def sources(root: Path) -> list[Path]:
     """Return the source files of a checkout that are not empty."""
     tops = [path for path in root.iterdir() if path.name not in SKIPPED and not path.name.startswith(".")]
-    found = [path for top in tops if top.is_dir() for path in top.rglob("*")] + tops
-    return sorted(path for path in found if path.is_file() and path.suffix in SUFFIXES and path.stat().st_size)
+    paths = [path for top in tops if top.is_dir() for path in top.rglob("*")] + tops
+    return sorted(path for path in paths if path.is_file() and path.suffix in SUFFIXES and path.stat().st_size)
 
 
 def count_lines(path: Path) -> int:

@@ -75,15 +75,15 @@ def find(names: Sequence[str], folders: Sequence[Path]) -> ExternalCode:
     for name in names:
         module = name.partition(":")[0]
         root = _root_of(name, module, roots)
-        found = _closure(module, root) if root else {module: _installed(name, module, roots)}
-        files |= found if root else {}
-        digests[name] = _digest(found)
+        sources = _closure(module, root) if root else {module: _installed(name, module, roots)}
+        files |= sources if root else {}
+        digests[name] = _digest(sources)
     return ExternalCode(files, digests)
 
 
 def _user_paths() -> Iterator[str]:
     """Yield the folders of `sys.path` that belong to no Python installation."""
-    prefixes = tuple({str(Path(one).resolve()) for one in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
+    prefixes = tuple({str(Path(prefix).resolve()) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
     for entry in sys.path:
         path = str(Path(entry or ".").resolve())
         if not path.startswith(prefixes) and "site-packages" not in path and "dist-packages" not in path:
@@ -96,21 +96,21 @@ def _root_of(name: str, module: str, roots: Sequence[Path]) -> Path | None:
     here = next((root for root in roots if _file_of(top, root) is not None), None)
     if top in OWN:
         if here is not None and here != ROOT:
-            raise ExternalCodeError(f"{_place(top, here)} would shadow the package {top!r} of draftfleet; rename it")
+            raise ExternalCodeError(f"{_location(top, here)} would shadow the package {top!r} of draftfleet; rename it")
         return None
     if here is None:
         return None
     if top in sys.stdlib_module_names:
-        raise ExternalCodeError(f"{_place(top, here)} would shadow the module {top!r} of Python; rename it")
+        raise ExternalCodeError(f"{_location(top, here)} would shadow the module {top!r} of Python; rename it")
     others = [entry for entry in sys.path if Path(entry or ".").resolve() not in roots]
     elsewhere = PathFinder.find_spec(top, others)
     origin = elsewhere and (elsewhere.origin or next(iter(elsewhere.submodule_search_locations or ()), None))
     if origin and not Path(origin).resolve().is_relative_to(here):
-        raise ExternalCodeError(f"{_place(top, here)} would shadow the installed module {origin}; rename it")
+        raise ExternalCodeError(f"{_location(top, here)} would shadow the installed module {origin}; rename it")
     return here
 
 
-def _place(module: str, root: Path) -> str:
+def _location(module: str, root: Path) -> str:
     source = _file_of(module, root)
     return source.path or str(root / module) if source else str(root / module)
 
@@ -129,13 +129,13 @@ def _file_of(module: str, root: Path) -> SourceFile | None:
 
 def _closure(module: str, root: Path) -> dict[str, SourceFile]:
     """Return the module, its packages, and the modules of the same folder that they import, by name."""
-    found: dict[str, SourceFile] = {}
+    sources: dict[str, SourceFile] = {}
     waiting, num_bytes = [module], 0
     while waiting:
         current = waiting.pop()
         parts = current.split(".")
         for dotted in (".".join(parts[: depth + 1]) for depth in range(len(parts))):
-            if dotted in found:
+            if dotted in sources:
                 continue
             source = _file_of(dotted, root)
             if source is None:
@@ -144,15 +144,15 @@ def _closure(module: str, root: Path) -> dict[str, SourceFile]:
                     raise ExternalCodeError(f"there is no module {module!r} in {root}{hint}")
                 break  # a name in the package, and no module
             text = _read(source)
-            found[dotted] = SourceFile(dotted, source.path, text, source.is_package)
+            sources[dotted] = SourceFile(dotted, source.path, text, source.is_package)
             num_bytes += len(text)
-            if len(found) > MAX_FILES or num_bytes > MAX_BYTES:
+            if len(sources) > MAX_FILES or num_bytes > MAX_BYTES:
                 raise ExternalCodeError(
                     f"{module!r} imports more than {MAX_FILES} files or {MAX_BYTES:,} bytes of {root}; install it as a "
                     "package on every machine"
                 )
-            waiting += [name for name in _imports(found[dotted]) if _is_local(name, root)]
-    return found
+            waiting += [name for name in _imports(sources[dotted]) if _is_local(name, root)]
+    return sources
 
 
 def _is_local(name: str, root: Path) -> bool:
@@ -253,14 +253,14 @@ def install(files: Mapping[str, SourceFile]) -> None:
 
 def shipping() -> Callable[[], None]:
     """Return a function that installs the files of this process in another one; it is pickled by value."""
-    files = [(one.module, one.path, one.text, one.is_package) for one in _FINDER.files.values()]
-    own = __name__
+    files = [(source.module, source.path, source.text, source.is_package) for source in _FINDER.files.values()]
+    module = __name__
 
     def install_there() -> None:
         if files:
             import importlib
 
-            code = importlib.import_module(own)
+            code = importlib.import_module(module)
             code.install({values[0]: code.SourceFile(*values) for values in files})
 
     return install_there
@@ -274,10 +274,10 @@ def load(name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module raises any error
         raise ExternalCodeError(f"{module!r} cannot be imported: {type(error).__name__}: {error}") from None
-    if not hasattr(found, attribute):
-        names = ", ".join(sorted(one for one in vars(found) if not one.startswith("_"))[:8])
+    if not hasattr(imported, attribute):
+        names = ", ".join(sorted(member for member in vars(imported) if not member.startswith("_"))[:8])
         raise ExternalCodeError(f"{module!r} has no {attribute!r}; it has {names}")
-    return getattr(found, attribute)
+    return getattr(imported, attribute)

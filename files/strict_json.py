@@ -74,9 +74,9 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
     for _ in range(max_depth):
         level = [
             child
-            for one in level
-            if isinstance(one, (dict, list))
-            for child in (one.values() if isinstance(one, dict) else one)
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, (dict, list))
         ]
         if not level:
@@ -85,12 +85,12 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise JsonError(f"it has the key {twice[:100]!r} twice in one object")
-    return found
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        keys: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
+        raise JsonError(f"it has the key {repeated[:100]!r} twice in one object")
+    return mapping
 
 
 def _refuse_constant(name: str) -> NoReturn:

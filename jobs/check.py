@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with retries.planning():
             check_stores("OUTPUT", [arguments.output])
-            found = check_output(OutputDir(arguments.output))
+            check = check_output(OutputDir(arguments.output))
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = access.reason_of(error, arguments.output)
         print(f"refused: {access.shown(arguments.output)} cannot be read: {reason}", file=sys.stderr)
         return REFUSED
-    for line in found.lines():
+    for line in check.lines():
         print(line)
-    if found.problems:
+    if check.problems:
         return UNSOUND
-    return COMPLETE if found.is_complete else INCOMPLETE
+    return COMPLETE if check.is_complete else INCOMPLETE
 
 
 if __name__ == "__main__":

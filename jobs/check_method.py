@@ -59,7 +59,7 @@ def read_methods(path: Path, overrides: Sequence[str]) -> dict[str, MethodConfig
     """Return the methods of a file by dotted path: one, or the candidates of `auto`. Raises ConfigError."""
     path, defaults = find_job(path)
     data = read_yaml(path)
-    for override in (*(one for one in defaults if one.startswith("method")), *overrides):
+    for override in (*(default for default in defaults if default.startswith("method")), *overrides):
         if not override.startswith(("method.", "method=")):
             raise ConfigError(f"override {override!r}: only values of the section method are taken")
         resolve_methods(data, str(path))

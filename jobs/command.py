@@ -169,13 +169,13 @@ class Command(Generic[Config, AnyPlan]):
             traceback.print_exc()
             print("the pilot failed, as the job would", file=sys.stderr)
             return FAILED
-        kept = method.label if method.auto is None or verdict is None else verdict.fastest
+        label = method.label if method.auto is None or verdict is None else verdict.fastest
         price = arguments.price_per_hour
-        made = estimate.estimate(pilot, rows, pool, torch_threads(pool), price, seed, verdict, kept)
-        print(f"{made.show()}\n{made.to_json()}")
-        found = plan.empty_summary()
-        found.add_rows(rows)
-        return self._judged(found.judge(plan.config.job.max_error_share), "the pilot")
+        result = estimate.estimate(pilot, rows, pool, torch_threads(pool), price, seed, verdict, label)
+        print(f"{result.show()}\n{result.to_json()}")
+        summary = plan.empty_summary()
+        summary.add_rows(rows)
+        return self._judged(summary.judge(plan.config.job.max_error_share), "the pilot")
 
     def _run(self, plan: AnyPlan, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
@@ -224,11 +224,11 @@ class Command(Generic[Config, AnyPlan]):
 
     def _command(self, arguments: argparse.Namespace, output: str = "") -> str:
         """Return the command that resumes this output, or with `output`, repeats the job into another one."""
-        kept = [text for text in arguments.overrides if not (output and text.startswith("sink.path="))]
+        overrides = [text for text in arguments.overrides if not (output and text.startswith("sink.path="))]
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
         shard = ["--shard", arguments.shard] if Shard.parse(arguments.shard) != WHOLE else []
         switches = [flag for flag in SWITCHES if is_set(arguments, flag)]
-        words = [*command(self.name), "--config", str(arguments.config), *kept, *limit, *shard, *switches]
+        words = [*command(self.name), "--config", str(arguments.config), *overrides, *limit, *shard, *switches]
         return shlex.join([*words, *([f"sink.path={output}"] if output else [])])
 
 

@@ -67,10 +67,10 @@ class Submission:
     code: Mapping[str, bytes] = field(default_factory=dict)
     """Files of external code to ship beside the job file, by relative path."""
 
-    def entrypoint(self, place: str) -> str:
-        """Return the command that the cluster runs, with the job file at `place`."""
+    def entrypoint(self, job_path: str) -> str:
+        """Return the command that the cluster runs, with the job file at `job_path`."""
         words = ["draftfleet", self.kind] if IS_INSTALLED else ["python", "-m", f"jobs.{self.kind}"]
-        return shlex.join([*words, "--config", place, *self.passed_on])
+        return shlex.join([*words, "--config", job_path, *self.passed_on])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,24 +144,26 @@ def run(arguments: argparse.Namespace) -> int:
     submissions = [prepare(arguments, Shard(number, arguments.shards)) for number in range(arguments.shards)]
     variables, resources = environment(arguments.env, os.environ), driver_resources(arguments)
     cluster = Cluster(address)
-    earlier = [cluster.submissions(one.stem) for one in submissions]
+    earlier = [cluster.submissions(submission.stem) for submission in submissions]
     if asked:
-        for one, known in zip(submissions, earlier, strict=True):
+        for submission, known in zip(submissions, earlier, strict=True):
             if not known:
-                raise ConfigError(f"{cluster.address} has no submission of this job; the first would be {one.stem}-1")
+                raise ConfigError(
+                    f"{cluster.address} has no submission of this job; the first would be {submission.stem}-1"
+                )
         return _look_at_all(cluster, asked, [known[-1].submission_id for known in earlier])
     pairs = list(zip(submissions, earlier, strict=True))
     # Of several shards, those that run or have succeeded are not submitted again.
     failed = [pair for pair in pairs if not pair[1] or pair[1][-1].status in ("FAILED", "STOPPED")]
-    left = failed or pairs
-    ids = [f"{one.stem}-{next_number(known, arguments.again)}" for one, known in left]
+    pending = failed or pairs
+    ids = [f"{submission.stem}-{next_number(known, arguments.again)}" for submission, known in pending]
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         archive = Path(folder, "checkout.zip")
-        place = code_archive.pack(archive, submissions[0].job_file, beside=submissions[0].code)
+        job_path = code_archive.pack(archive, submissions[0].job_file, extras=submissions[0].code)
         runtime_env = {"working_dir": str(archive), "env_vars": variables}
-        for submission_id, (one, _) in zip(ids, left, strict=True):
-            cluster.submit(submission_id, one.entrypoint(place), runtime_env, **resources)
-            print(f"submitted {submission_id} to {cluster.address}\n  {one.entrypoint(place)}", flush=True)
+        for submission_id, (submission, _) in zip(ids, pending, strict=True):
+            cluster.submit(submission_id, submission.entrypoint(job_path), runtime_env, **resources)
+            print(f"submitted {submission_id} to {cluster.address}\n  {submission.entrypoint(job_path)}", flush=True)
     return DONE if arguments.detach else _look_at_all(cluster, "follow", ids)
 
 
@@ -297,9 +299,9 @@ def _look_at_all(cluster: Cluster, asked: str, submission_ids: Sequence[str]) ->
     If there are several, following prints the state of each when it changes, and no logs.
     """
     if asked != "follow" or len(submission_ids) == 1:
-        return next(filter(None, [_look(cluster, asked, one) for one in submission_ids]), DONE)
+        return next(filter(None, [_look(cluster, asked, submission_id) for submission_id in submission_ids]), DONE)
     try:
-        known = cluster.wait(submission_ids, lambda one: print(f"{one.submission_id}: {one.status}", flush=True))
+        known = cluster.wait(submission_ids, lambda job: print(f"{job.submission_id}: {job.status}", flush=True))
     except KeyboardInterrupt:
         print("\nthe jobs continue; --follow shows them again, --stop ends them", file=sys.stderr)
         return FAILED

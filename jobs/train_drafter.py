@@ -84,11 +84,11 @@ def run(job: TrainDrafterJobConfig) -> dict[str, Any]:
         resources = resolve(job, ray_job(job) if job.workers.count > 1 else None, "workers.ray_address")
         job = resources.apply(on_device(job))
         inputs = open_inputs(job)
-        job, found = checkpoints.check(
-            job, lambda own: CheckpointRevisions({"target": check_target(own)}), job.workers.count == 1
+        job, checked = checkpoints.check(
+            job, lambda local_job: CheckpointRevisions({"target": check_target(local_job)}), job.workers.count == 1
         )
-        inputs.check_target(job, found.revisions["target"])
-        output = claim_output(job, inputs, found.revisions["target"])
+        inputs.check_target(job, checked.revisions["target"])
+        output = claim_output(job, inputs, checked.revisions["target"])
     if line := resources.line():
         print(f"gpus: {line}", file=sys.stderr, flush=True)
     with sole_run(output), sole_cache(job, output):

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"verifying {prepared.num_chosen:,} rows of {prepared.job.output.shown()}", flush=True)
             if line := prepared.plan.resources.line():
                 print(f"gpus: {line}", flush=True)
-            found = verify(prepared, results)
+            verification = verify(prepared, results)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)
             return REFUSED
@@ -65,19 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return stop.status
             traceback.print_exc()
             return FAILED
-    print(*found.lines(), sep="\n")
-    return status_of(found, arguments.max_loss)
+    print(*verification.lines(), sep="\n")
+    return status_of(verification, arguments.max_loss)
 
 
-def status_of(found: Verification, max_loss: float | None) -> int:
+def status_of(verification: Verification, max_loss: float | None) -> int:
     """Return the exit status of a finished verification."""
-    if found.prepared.repeated:
+    if verification.prepared.repeated:
         return DIFFERENT
-    if found.prepared.inexact:
-        is_wrong = max_loss is not None and found.loss_interval[1] > max_loss
+    if verification.prepared.inexact:
+        is_wrong = max_loss is not None and verification.loss_interval[1] > max_loss
     else:
-        is_wrong = found.num_different > 0
-    return DIFFERENT if is_wrong else FAILED if found.counts[NOT_COMPARED] else EQUAL
+        is_wrong = verification.num_different > 0
+    return DIFFERENT if is_wrong else FAILED if verification.counts[NOT_COMPARED] else EQUAL
 
 
 def parser() -> argparse.ArgumentParser:

@@ -127,7 +127,7 @@ def _problem(
         handle.remove()
     if any(_looks_ahead(mask) for mask in masks):
         return "its decoder receives a mask that is not causal: tokens look at later ones"
-    with recorded(decoder) as seen:
+    with recorded(decoder) as recording:
         extended = [_reference_logits(model, _extend(inputs, nodes)) for inputs in prompts]
     for long, other, short in zip(extended, changed, alone, strict=True):
         if not long.isfinite().all():
@@ -135,7 +135,7 @@ def _problem(
         known = long[: len(short)]
         if _difference(short, known) > bound or _difference(other[: len(short)], known) > bound:
             return "logits of earlier tokens change with later ones"
-    received = {id(call.mask): call.mask for call in seen.calls if call.mask is not None}
+    received = {id(call.mask): call.mask for call in recording.calls if call.mask is not None}
     if reason := next(filter(None, map(_why_not_causal, received.values())), None):
         return reason
     prefixes = [capture(model, decoder, inputs, visual_ids) for inputs in prompts]
@@ -199,42 +199,42 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 def _looks_ahead(mask: Any) -> bool:
     """Return whether an attention mask lets tokens attend to later tokens; masks of unknown types count as True."""
     if isinstance(mask, dict):
-        return any(_looks_ahead(one) for one in mask.values())
+        return any(_looks_ahead(value) for value in mask.values())
     if not isinstance(mask, Tensor):
         return mask is not None
     if mask.dim() < 3:
         return False
-    seen, causal = _seen(mask)
-    return bool((seen & ~causal).any())
+    visible, causal = _seen(mask)
+    return bool((visible & ~causal).any())
 
 
 def _why_not_causal(mask: Tensor) -> str | None:
     """Return why a mask (…, N, M) that attention receives is not a causal mask; None if it is."""
-    seen, causal = _seen(mask)
-    if bool((seen & ~causal).any()):
+    visible, causal = _seen(mask)
+    if bool((visible & ~causal).any()):
         return "its attention receives a mask that is not causal: tokens look at later ones"
-    if bool((causal & ~seen).any()):
+    if bool((causal & ~visible).any()):
         return f"its attention receives a mask that hides earlier tokens from some of {causal.shape[1]} tokens"
-    if mask.dtype != torch.bool and bool(mask[seen].any()):
+    if mask.dtype != torch.bool and bool(mask[visible].any()):
         return "its attention receives a mask that changes scores"
     return None
 
 
 def _seen(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return which positions a mask (…, N, M) leaves visible, and which ones a causal mask (N, M) does."""
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    queries, keys = seen.shape[-2:]
-    return seen, torch.ones(queries, keys, dtype=torch.bool, device=seen.device).tril(keys - queries)
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    queries, keys = visible.shape[-2:]
+    return visible, torch.ones(queries, keys, dtype=torch.bool, device=visible.device).tril(keys - queries)
 
 
 def _passage(front_end: FrontEnd, plain: list[int], length: int, num_before: int = 0) -> list[int]:
     """Return the first `length` tokens of the passage behind `num_before` tokens of repeated passages, or different
     tokens if the vocabulary does not cover it."""
     known = set(plain)
-    whole = front_end.tokenizer(PASSAGE, add_special_tokens=False)["input_ids"]
-    tokens = whole[:length]
+    passage = front_end.tokenizer(PASSAGE, add_special_tokens=False)["input_ids"]
+    tokens = passage[:length]
     if len(set(tokens) & known) * 2 > length:
-        repeated = whole * (num_before // len(whole) + 1)
+        repeated = passage * (num_before // len(passage) + 1)
         return [token if token in known else plain[0] for token in repeated[len(repeated) - num_before :] + tokens]
     return [plain[(7919 + 104_729 * step) % len(plain)] for step in range(num_before + length)]
 
@@ -283,14 +283,14 @@ def prompt_length(
 
 def thresholds(settings: dict[str, Any]) -> set[int]:
     """Return the positive integers of a configuration, nested ones included, that may be thresholds in tokens."""
-    found: set[int] = set()
+    integers: set[int] = set()
     pending: list[tuple[str, Any]] = list(settings.items())
     while pending:
         name, value = pending.pop()
         if isinstance(value, dict):
-            pending += [] if OTHER_PARTS.search(name) else [(str(key), one) for key, one in value.items()]
+            pending += [] if OTHER_PARTS.search(name) else [(str(key), item) for key, item in value.items()]
         elif isinstance(value, (list, tuple)):
-            pending += [(name, one) for one in value]
+            pending += [(name, item) for item in value]
         elif type(value) is int and value > 0 and (name == ORIGINAL or not WIDTHS.search(name)):
-            found.add(value)
-    return found
+            integers.add(value)
+    return integers

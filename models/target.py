@@ -72,16 +72,16 @@ class Target(TargetModel):
         Of the first one, `reserved_bytes` are used by other models. No context is longer than `max_context_tokens`.
         Raises: CheckpointError if fewer are visible.
         """
-        place = resolve_device(device)
+        first_device = resolve_device(device)
         others: list[torch.device] = []
         if num_devices > 1:
-            found = cuda_devices(num_devices)
-            if len(found) < num_devices:
-                raise CheckpointError(f"{ref.path}: {num_devices} GPUs are configured, and {len(found)} are visible")
-            place, *others = found
+            devices = cuda_devices(num_devices)
+            if len(devices) < num_devices:
+                raise CheckpointError(f"{ref.path}: {num_devices} GPUs are configured, and {len(devices)} are visible")
+            first_device, *others = devices
         config = read_config(ref)
         front_end = FrontEnd(read_processor(ref, config))
-        model = load_weights(ref, config, dtype, place, others, reserved_bytes, quantization)
+        model = load_weights(ref, config, dtype, first_device, others, reserved_bytes, quantization)
         return cls(model, front_end, ref.path, max_context_tokens)
 
     @property
@@ -179,6 +179,6 @@ def _eos_ids(model: nn.Module, front_end: FrontEnd) -> frozenset[int]:
     """Return the end-of-text ids, from the generation config first, as transformers' `generate` does."""
     generation: Any = getattr(model, "generation_config", None)
     for owner in (generation, model.config.get_text_config(), front_end.tokenizer):  # type: ignore[union-attr,operator]
-        if (found := getattr(owner, "eos_token_id", None)) is not None:
-            return frozenset(int(i) for i in (found if isinstance(found, (list, tuple)) else [found]))
+        if (ids := getattr(owner, "eos_token_id", None)) is not None:
+            return frozenset(int(i) for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
     return frozenset()

@@ -46,5 +46,5 @@ def by_tier(values: Iterable[object], fast: int, slow: int) -> list[ParameterSet
     """Values for `parametrize`: some run in `make test`, more in `make test-all`, the rest in `make test-product`."""
     marks = [(), pytest.mark.slow, pytest.mark.full]
     return [
-        pytest.param(value, marks=marks[(place >= fast) + (place >= fast + slow)]) for place, value in enumerate(values)
+        pytest.param(value, marks=marks[(index >= fast) + (index >= fast + slow)]) for index, value in enumerate(values)
     ]

@@ -146,12 +146,12 @@ def turns(length: int, head_dim: int, num_zero: int, grid: int, rope_base: float
     """Complex turns (length, D_h / 2): `num_zero` rows of zeros, then by row (first half of the pairs) and column."""
     half = head_dim // 2
     table = torch.zeros(length, half, dtype=torch.complex128)
-    for place in range(num_zero, length):
-        row, column = divmod(place - num_zero, grid)
+    for index in range(num_zero, length):
+        row, column = divmod(index - num_zero, grid)
         for pair in range(half // 2):
             speed = rope_base ** (-2 * pair / half)
-            table[place, pair] = complex(math.cos(row * speed), math.sin(row * speed))
-            table[place, half // 2 + pair] = complex(math.cos(column * speed), math.sin(column * speed))
+            table[index, pair] = complex(math.cos(row * speed), math.sin(row * speed))
+            table[index, half // 2 + pair] = complex(math.cos(column * speed), math.sin(column * speed))
     return table
 
 

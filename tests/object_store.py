@@ -96,7 +96,9 @@ class S3:
                 from moto.server import DomainDispatcherApplication, create_backend_app
 
                 self._app = DomainDispatcherApplication(create_backend_app)
-            fault = next((one for one in self.faults if one.method == method and one.path in path and one.times), None)
+            fault = next(
+                (fault for fault in self.faults if fault.method == method and fault.path in path and fault.times), None
+            )
             if fault is not None:
                 fault.times -= 1
         if not self.is_conditional:

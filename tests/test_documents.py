@@ -181,8 +181,8 @@ def broken_links(text: str, folder: Path) -> list[str]:
     """Return relative link targets of a page in `folder` whose file or heading does not exist; external URLs are
     skipped."""
     broken = []
-    for found in LINK.finditer(CODE.sub("", text)):
-        target = found[1] or found[2]
+    for match in LINK.finditer(CODE.sub("", text)):
+        target = match[1] or match[2]
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", path):
             continue
@@ -214,8 +214,8 @@ def test_the_link_check_finds_a_missing_page_and_a_missing_heading(tmp_path: Pat
 @pytest.mark.parametrize("path", [*documents(), "docs/design/graph.svg"])
 def test_documents_name_only_paths_that_exist(path: str) -> None:
     """Paths in backticks that begin with a folder of this repository."""
-    found = re.findall(rf"`((?:{'|'.join([*PACKAGES, 'docs'])})/[\w./-]*)`", read(path))
-    assert [name for name in found if not (ROOT / name).exists()] == []
+    names = re.findall(rf"`((?:{'|'.join([*PACKAGES, 'docs'])})/[\w./-]*)`", read(path))
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("path", documents())

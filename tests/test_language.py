@@ -22,32 +22,32 @@ AVOIDED = re.compile(
 
 def texts_of(source: str) -> list[tuple[int, str]]:
     """Line and text of every docstring, attribute docstring and comment."""
-    found = [
+    docstrings = [
         (node.lineno, node.value.value)
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return found + [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+    return docstrings + [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
 
 
 def avoided_in(source: str) -> list[tuple[int, str]]:
     """Line and word of every avoided term; names in backticks and quoted text do not count."""
     return [
-        (line, found[0])
+        (line, match[0])
         for line, text in texts_of(source)
-        for found in AVOIDED.finditer(re.sub(r"`[^`]*`|\"[^\"]*\"", "", text))
+        for match in AVOIDED.finditer(re.sub(r"`[^`]*`|\"[^\"]*\"", "", text))
     ]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_and_comments_use_plain_terms(package: str) -> None:
-    found = {
+    result = {
         path.relative_to(ROOT).as_posix(): words
         for path in sorted((ROOT / package).rglob("*.py"))
         if (words := avoided_in(path.read_text(encoding="utf-8")))
     }
-    assert found == {}
+    assert result == {}
 
 
 def test_an_avoided_term_is_found() -> None:

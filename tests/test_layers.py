@@ -141,11 +141,11 @@ assert "torch" not in sys.modules
 
 def rooms() -> dict[str, Path]:
     """Dotted name → file of every module of the layers, configs and benchmarks."""
-    found = {}
+    cycles = {}
     for package in (*LAYERS, BASE, "configs", "benchmarks"):
         for path in modules_of(package):
-            found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
-    return found
+            cycles[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return cycles
 
 
 def room_edges(modules: dict[str, Path]) -> dict[str, set[str]]:
@@ -156,7 +156,7 @@ def room_edges(modules: dict[str, Path]) -> dict[str, set[str]]:
             target = modules.get(name) or modules.get(name.rpartition(".")[0])
             if target is None:
                 continue
-            own, other = (one.parent.relative_to(ROOT).as_posix() for one in (path, target))
+            own, other = (module.parent.relative_to(ROOT).as_posix() for module in (path, target))
             if own != other and not f"{own}/".startswith(f"{other}/") and not f"{other}/".startswith(f"{own}/"):
                 edges.setdefault(own, set()).add(other)
     return edges
@@ -184,8 +184,8 @@ def module_edges(modules: dict[str, Path]) -> dict[str, set[str]]:
     """Module → modules that it imports, lazy and type-only imports included."""
     edges: dict[str, set[str]] = {}
     for module, path in modules.items():
-        found = {name if name in modules else name.rpartition(".")[0] for name in imports_of(path)}
-        edges[module] = (found & modules.keys()) - {module}
+        imported = {name if name in modules else name.rpartition(".")[0] for name in imports_of(path)}
+        edges[module] = (imported & modules.keys()) - {module}
     return edges
 
 
@@ -193,13 +193,13 @@ def nodes_of_cycles(edges: dict[str, set[str]]) -> list[str]:
     """The nodes that are reachable from themselves."""
 
     def reachable(node: str) -> set[str]:
-        found: set[str] = set()
+        cycle_members: set[str] = set()
         left = [node]
         while left:
-            new = edges.get(left.pop(), set()) - found
-            found |= new
+            new = edges.get(left.pop(), set()) - cycle_members
+            cycle_members |= new
             left += new
-        return found
+        return cycle_members
 
     return [node for node in cycle_of(edges) if node in reachable(node)]
 
@@ -237,9 +237,9 @@ def private_members(path: Path) -> tuple[set[str], set[str]]:
 
 def foreign_members(modules: dict[str, Path]) -> dict[str, list[str]]:
     """Module → private names that it uses and that only other modules of the project define."""
-    found = {name: private_members(path) for name, path in modules.items()}
-    everywhere = set().union(*(defined for defined, _ in found.values()))
-    foreign = {name: sorted((used & everywhere) - defined) for name, (defined, used) in found.items()}
+    private = {name: private_members(path) for name, path in modules.items()}
+    everywhere = set().union(*(defined for defined, _ in private.values()))
+    foreign = {name: sorted((used & everywhere) - defined) for name, (defined, used) in private.items()}
     return {name: names for name, names in foreign.items() if names}
 
 
@@ -258,18 +258,18 @@ QUEUE = re.compile(r"\b(deque|\w*Queue)\[.*\bRequest\b")
 
 def request_queues(path: Path) -> list[str]:
     """Attributes of classes in a file that are queues of requests."""
-    found = []
+    queue_names = []
     for kind in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
         annotated = [node for node in ast.walk(kind) if isinstance(node, ast.AnnAssign)]
-        attributes = [one for one in annotated if isinstance(one.target, ast.Attribute) or one in kind.body]
-        queues = [one for one in attributes if QUEUE.search(ast.unparse(one.annotation))]
-        found += [f"{kind.name}.{ast.unparse(one.target)}" for one in queues]
-    return found
+        attributes = [node for node in annotated if isinstance(node.target, ast.Attribute) or node in kind.body]
+        queues = [node for node in attributes if QUEUE.search(ast.unparse(node.annotation))]
+        queue_names += [f"{kind.name}.{ast.unparse(queue.target)}" for queue in queues]
+    return queue_names
 
 
 def test_requests_wait_in_one_kind_of_queue() -> None:
-    found = {path.relative_to(ROOT).as_posix(): request_queues(path) for path in rooms().values()}
-    assert {path: names for path, names in found.items() if names} == {
+    result = {path.relative_to(ROOT).as_posix(): request_queues(path) for path in rooms().values()}
+    assert {path: names for path, names in result.items() if names} == {
         "decoding/scheduling/queue.py": ["RequestQueue.self._groups"]
     }
 
@@ -293,10 +293,10 @@ def test_rooms_are_small() -> None:
 
 
 def test_only_backends_depend_on_the_device() -> None:
-    found = {
+    result = {
         path.relative_to(ROOT).as_posix(): sorted(set(DEVICE_WORDS.findall(path.read_text())))
         for layer in ("decoding", "models", "actors")
         for path in modules_of(layer)
         if not path.relative_to(ROOT).as_posix().startswith("models/backends/")
     }
-    assert {path: words for path, words in found.items() if words} == {}
+    assert {path: words for path, words in result.items() if words} == {}

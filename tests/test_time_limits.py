@@ -18,7 +18,7 @@ def test_limits_are_generous() -> None:
     short = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            limits = [float(found) for found in LIMIT.findall(line)]
+            limits = [float(match) for match in LIMIT.findall(line)]
             if any(0 < limit < MIN_S for limit in limits):
                 short.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert short == []

@@ -16,7 +16,7 @@ def until(look: Callable[[], Found], reason: Callable[[], str] = lambda: "nothin
     """The first true value of `look`; fails with `reason` after `PATIENCE_S` of waiting."""
     pause = Event()
     for _ in range(int(PATIENCE_S / POLL_S)):
-        if found := look():
-            return found
+        if value := look():
+            return value
         pause.wait(POLL_S)
     raise AssertionError(reason())

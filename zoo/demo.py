@@ -125,14 +125,14 @@ def caption_scenes() -> list[str]:
     print(f"\n{summary.show_side_by_side(totals['speculative'], totals['plain'])}")
     print(f"acceptance length = {summary.CONVENTION}\n")
     problems = check("captions", results, {row.columns["id"]: BROKEN.get(n, "") for n, row in enumerate(rows)})
-    found = results["speculative"]
+    outputs = results["speculative"]
     for row in rows[:NUM_SHOWN]:
         print(f"{row.columns['id']}: {row.columns['question']}")
-        show_caption(row.columns["truth"], found[row.columns["id"]]["generated_text"])
-    good = [row for row in rows if not found[row.columns["id"]]["error_type"]]
+        show_caption(row.columns["truth"], outputs[row.columns["id"]]["generated_text"])
+    good = [row for row in rows if not outputs[row.columns["id"]]["error_type"]]
     print(f"\nrows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
-    parsed = [parse_caption(found[row.columns["id"]]["generated_text"]) for row in good]
-    right = sum(one is not None and one[1] == row.scene.truth for one, row in zip(parsed, good))
+    parsed = [parse_caption(outputs[row.columns["id"]]["generated_text"]) for row in good]
+    right = sum(reading is not None and reading[1] == row.scene.truth for reading, row in zip(parsed, good))
     print(f"captions    {right} of {len(good)} parse to the truth of their scene")
     ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
     show_speed("tokens per engine second, speculative / plain", ratio, SLOW_DRAFTER)
@@ -189,8 +189,8 @@ def draw_images() -> list[str]:
     if not problems:
         disable_progress_bar()
         reader = load_reader()
-        for name, found in results.items():
-            show_images(name, prompts, found, OUT / f"images_{name}.png", reader)
+        for name, rows in results.items():
+            show_images(name, prompts, rows, OUT / f"images_{name}.png", reader)
     ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
     print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
     ratio = relaxed.tokens_per_engine_s / max(plain.tokens_per_engine_s, 1e-9)
@@ -286,11 +286,11 @@ def read_rows(output: Path, columns: Sequence[str]) -> Rows:
 def check(noun: str, results: dict[str, Rows], wanted: dict[str, str]) -> list[str]:
     """Return the failures of runs by name: ids or error codes unlike `wanted`, and texts that differ between runs."""
     problems = []
-    for name, found in results.items():
-        wrong = sorted({key: row["error_type"] for key, row in found.items()}.items() ^ wanted.items())
+    for name, rows in results.items():
+        wrong = sorted({key: row["error_type"] for key, row in rows.items()}.items() ^ wanted.items())
         if wrong:
             problems.append(f"{noun}, {name}: rows are not as planned: {wrong[:4]}")
-    texts = [{key: row.get("generated_text") for key, row in found.items()} for found in results.values()]
+    texts = [{key: row.get("generated_text") for key, row in rows.items()} for rows in results.values()]
     if any(some != texts[0] for some in texts):
         problems.append(f"{noun}: results differ between the runs")
     return problems
@@ -298,8 +298,8 @@ def check(noun: str, results: dict[str, Rows], wanted: dict[str, str]) -> list[s
 
 def show_caption(truth: str, text: str) -> None:
     """Print a caption below the truth."""
-    for label, one in (("truth", truth), ("caption", text)):
-        print(textwrap.fill(one, 112, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10))
+    for label, content in (("truth", truth), ("caption", text)):
+        print(textwrap.fill(content, 112, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10))
 
 
 def show_speed(measure: str, ratio: float, reason: Sequence[str]) -> None:
@@ -309,15 +309,15 @@ def show_speed(measure: str, ratio: float, reason: Sequence[str]) -> None:
         print(*(f"            {line}" for line in reason), sep="\n")
 
 
-def show_images(name: str, prompts: list[dict[str, Any]], found: Rows, path: Path, reader: Reader) -> None:
+def show_images(name: str, prompts: list[dict[str, Any]], rows: Rows, path: Path, reader: Reader) -> None:
     """Write all images of a run to one sheet, and print the share of prompts that they match."""
     good = [row for row in prompts if row["id"] not in BROKEN_PROMPTS]
-    files = [io.BytesIO(found[f"{row['id']}#0"]["image"]["bytes"]) for row in good]
+    files = [io.BytesIO(rows[f"{row['id']}#0"]["image"]["bytes"]) for row in good]
     images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
     texts = [row["prompt"] for row in good]
     path.write_bytes(contact_sheet(images, texts, side_px=SHEET_PX, title=name))
-    seen = measure_described(reader, images, texts)
-    shares = f"{seen.attributes:.0%} of what the prompts ask is in them, {seen.whole:.0%} have all of it"
+    described = measure_described(reader, images, texts)
+    shares = f"{described.attributes:.0%} of what the prompts ask is in them, {described.whole:.0%} have all of it"
     print(f"images      {len(images)} on {path}: {shares} (read by the captioner)")
 
 

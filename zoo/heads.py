@@ -43,13 +43,13 @@ def build_head(name: str, recipe: Recipe, seed: int, folder: Path) -> None:
     """Train one head for the target of its part (`caption`, `video`), and save it in `folder`; the target is the one in
     `folder`, or else the shipped one."""
     part, kind = name.split("_")
-    own = folder / f"{part}_target"
-    path = own if own.is_dir() else pair.CHECKPOINTS / own.name
+    target_folder = folder / f"{part}_target"
+    path = target_folder if target_folder.is_dir() else pair.CHECKPOINTS / target_folder.name
     target = Target.load(CheckpointRef(str(path)), "float32", "cpu")
     seed_offset, dtype, make_head = HEADS[kind]
     options: Any = {"schedule": "cosine", "clip": "norm", "clip_limit": 1.0, "noise_tokens": None}
     pace = Pace(recipe.steps, recipe.lr, seed, warmup_steps=recipe.steps // 10, **options)
-    batches = (training_samples(one, target) for one in PARTS[part][0](seed + seed_offset, recipe.batch))
+    batches = (training_samples(batch, target) for batch in PARTS[part][0](seed + seed_offset, recipe.batch))
     head = make_head(target, seed, part)
     trainer = Trainer(target, head, pace, dtype=dtype)
     for step, taught in enumerate(islice(batches, recipe.steps), start=1):
@@ -74,13 +74,13 @@ def words(target: Target, part: str) -> list[int]:
 
 def training_samples(batch: Batch, target: Target) -> list[TrainingSample]:
     """Return the conversations of a batch one by one, without padding."""
-    found = []
+    samples = []
     for row, (size, media) in enumerate(zip(batch.mask.sum(dim=1).tolist(), media_inputs(batch, target), strict=True)):
         inputs = {"input_ids": batch.ids[row, :size][None], "attention_mask": torch.ones(1, size, dtype=torch.long)}
         if "mm_token_type_ids" in batch.inputs:
             inputs["mm_token_type_ids"] = batch.inputs["mm_token_type_ids"][row : row + 1, :size]
-        found.append(TrainingSample(target.prefix(inputs | media), batch.weights[row, :size] > 0))
-    return found
+        samples.append(TrainingSample(target.prefix(inputs | media), batch.weights[row, :size] > 0))
+    return samples
 
 
 def media_inputs(batch: Batch, target: Target) -> list[dict[str, Tensor]]:
@@ -89,8 +89,8 @@ def media_inputs(batch: Batch, target: Target) -> list[dict[str, Tensor]]:
         config: Any = target.model.config
         counts = (batch.ids == config.image_token_id).sum(dim=1) // pair.NUM_VISUAL_TOKENS
         pixels = torch.split(batch.inputs.get("pixel_values", torch.empty(0)), counts.tolist())
-        return [{"pixel_values": one} if len(one) else {} for one in pixels]
+        return [{"pixel_values": part} if len(part) else {} for part in pixels]
     patches = torch.split(batch.inputs["pixel_values_videos"], grids.prod(dim=1).tolist())
     seconds = batch.inputs["second_per_grid_ts"][:, None]
     names = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-    return [dict(zip(names, one, strict=True)) for one in zip(patches, grids[:, None], seconds, strict=True)]
+    return [dict(zip(names, clip, strict=True)) for clip in zip(patches, grids[:, None], seconds, strict=True)]

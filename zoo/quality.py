@@ -76,8 +76,10 @@ def decode(model: TargetModel, requests: Sequence[Request], drafter: TargetModel
     method = Method(NoDrafter(), Chain(1), Exact())
     if drafter is not None:
         method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), Chain(NUM_DRAFTED), Exact())
-    done = {one.sample_id: one for one in Engine(model, method, SLOTS, CONTEXT_TOKENS).run(requests)}
-    failed = [one.error for one in done.values() if one.error]
+    done = {
+        completion.sample_id: completion for completion in Engine(model, method, SLOTS, CONTEXT_TOKENS).run(requests)
+    }
+    failed = [completion.error for completion in done.values() if completion.error]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
     return [done[request.sample_id] for request in requests]
@@ -103,12 +105,15 @@ def requests_of(questions: list[Question], model: Target, max_new_tokens: int = 
     sampling = Sampling(max_new_tokens=max_new_tokens)
     prompts = [model.front_end.render(question.messages) for question in questions]
     images = [tuple(np.asarray(image.convert("RGB")) for image in question.images) for question in questions]
-    return [Request(f"question-{index}", *one, sampling) for index, one in enumerate(zip(prompts, images, strict=True))]
+    return [
+        Request(f"question-{index}", *inputs, sampling)
+        for index, inputs in enumerate(zip(prompts, images, strict=True))
+    ]
 
 
 def answer_all(model: Target, questions: list[Question]) -> list[str]:
     """Answer questions greedily."""
-    return [one.text for one in decode(model, requests_of(questions, model))]
+    return [completion.text for completion in decode(model, requests_of(questions, model))]
 
 
 def count_attributes(scene: Scene, phrasing: str, caption: str) -> tuple[int, int]:
@@ -148,8 +153,8 @@ def other_questions(num: int, seed: int) -> dict[str, list[Question]]:
         asked["clip"].append(ask(dialogue.CLIP_PROMPT, [render_scene(frame) for frame in frames], answer))
         (prompt, first), (second, answer) = dialogue.draw_second_turn(scene, rng)
         turns: list[dict[str, object]] = [{"role": "assistant", "content": first}, {"role": "user", "content": second}]
-        one = ask(prompt, [render_scene(scene)], answer)
-        asked["second"].append(Question([*one.messages, *turns], one.images, answer))
+        question = ask(prompt, [render_scene(scene)], answer)
+        asked["second"].append(Question([*question.messages, *turns], question.images, answer))
         prompt, answer = dialogue.draw_text_only(rng)
         asked["text"].append(ask(prompt, [], answer))
     return asked
@@ -181,28 +186,28 @@ def ask_text(model: Target, num: int, seed: int) -> tuple[list[Request], Score]:
     sampling = Sampling(max_new_tokens=200)
     prompts = [text.render(listing.write_prompt(*question)) for question in asked]
     requests = [Request(f"text-{index}", prompt, (), sampling) for index, prompt in enumerate(prompts)]
-    return requests, lambda i, one: (listing.states(*asked[i], one), text.attributes_right(*asked[i], one))
+    return requests, lambda i, answer: (listing.states(*asked[i], answer), text.attributes_right(*asked[i], answer))
 
 
 def ask_video(model: Target, num: int, seed: int) -> tuple[list[Request], Score]:
     """Return requests for captions of clips, and their score."""
     clips = video.held_out_clips(num, seed)
-    asked = [(one, phrasing) for one, phrasing, _ in clips]
+    asked = [(moved, phrasing) for moved, phrasing, _ in clips]
     sampling, requests = Sampling(max_new_tokens=120), []
     for index, (_, phrasing, clip) in enumerate(clips):
         content = [{"type": "video"}, {"type": "text", "text": motion.PROMPTS[phrasing]}]
         prompt = model.front_end.render([{"role": "user", "content": content}])
         requests.append(Request(f"clip-{index}", prompt, (), sampling, videos=(clip,)))
-    return requests, lambda i, one: (motion.states(*asked[i], one), video.attributes_right(*asked[i], one))
+    return requests, lambda i, answer: (motion.states(*asked[i], answer), video.attributes_right(*asked[i], answer))
 
 
 def ask_dense(model: Target, num: int, seed: int) -> tuple[list[Request], Score]:
     """Return requests for captions of dense scenes, and their score."""
     asked = dense.draw_asked("held_out", num, seed)
-    true = [dense.write_description(*one, scene_rng("held_out", seed, 0)) for one in asked]
-    return dense_requests(model, asked), lambda i, one: (
-        dense.states(*asked[i], one),
-        grammar.count_stated(true[i], one),
+    true = [dense.write_description(*question, scene_rng("held_out", seed, 0)) for question in asked]
+    return dense_requests(model, asked), lambda i, answer: (
+        dense.states(*asked[i], answer),
+        grammar.count_stated(true[i], answer),
     )
 
 
@@ -228,22 +233,24 @@ def measure(part: str, folder: Path = CHECKPOINTS, num: int | None = None, seed:
     pair = {role: load_target(folder, prefix + role) for role in (("target", "drafter") if is_pair else ("target",))}
     requests, score = draw(pair["target"], num, seed)
     plain = {role: decode(model, requests) for role, model in pair.items()}
-    found: dict[str, float] = {"num_cases": num}
+    results: dict[str, float] = {"num_cases": num}
     for role, done in plain.items():
-        right, counts = zip(*(score(index, one.text) for index, one in enumerate(done)))
-        found[f"{role}_{noun}s_right"] = sum(right) / num
-        found[f"{role}_attributes_right"] = sum(one for one, _ in counts) / sum(whole for _, whole in counts)
-    found[f"mean_{noun}_tokens"] = sum(len(one.token_ids) for one in plain["target"]) / num
+        right, counts = zip(*(score(index, completion.text) for index, completion in enumerate(done)))
+        results[f"{role}_{noun}s_right"] = sum(right) / num
+        results[f"{role}_attributes_right"] = sum(hits for hits, _ in counts) / sum(total for _, total in counts)
+    results[f"mean_{noun}_tokens"] = sum(len(completion.token_ids) for completion in plain["target"]) / num
     if is_pair:
         drafted = decode(pair["target"], requests, pair["drafter"])
-        if [one.text for one in drafted] != [one.text for one in plain["target"]]:
+        if [completion.text for completion in drafted] != [completion.text for completion in plain["target"]]:
             raise RuntimeError(f"speculative {noun}s differ from plain ones")
-        steps = sum(one.telemetry.num_spec_steps for one in drafted)
-        found["mean_acceptance_length"] = 1 + sum(one.telemetry.num_accepted_draft_tokens for one in drafted) / steps
+        steps = sum(completion.telemetry.num_spec_steps for completion in drafted)
+        results["mean_acceptance_length"] = (
+            1 + sum(completion.telemetry.num_accepted_draft_tokens for completion in drafted) / steps
+        )
     if part == "caption":
-        found |= certainty(load_captioner(folder, "target"), pair["target"].front_end, requests, plain["target"])
-        found |= measure_others(pair, min(num, NUM_OTHER), seed)
-    return {name: round(value, 4) for name, value in found.items()}
+        results |= certainty(load_captioner(folder, "target"), pair["target"].front_end, requests, plain["target"])
+        results |= measure_others(pair, min(num, NUM_OTHER), seed)
+    return {name: round(value, 4) for name, value in results.items()}
 
 
 @torch.no_grad()
@@ -266,12 +273,12 @@ def certainty(
 
 def measure_others(pair: dict[str, Target], num: int, seed: int) -> dict[str, float]:
     """Return each model's share of right answers to other questions, by kind."""
-    found: dict[str, float] = {"num_other": num}
+    results: dict[str, float] = {"num_other": num}
     for kind, questions in other_questions(num, seed).items():
         for role, model in pair.items():
             answers = zip(questions, answer_all(model, questions), strict=True)
-            found[f"{role}_{kind}_right"] = sum(mask_fillers(a) == mask_fillers(q.answer) for q, a in answers) / num
-    return found
+            results[f"{role}_{kind}_right"] = sum(mask_fillers(a) == mask_fillers(q.answer) for q, a in answers) / num
+    return results
 
 
 def quality_table(measured: dict[str, float]) -> str:

@@ -123,7 +123,7 @@ def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> En
 def pad_rows(rows: Iterable[Encoded], pad: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return right-padded ids, weights and mask [b, L] of encoded rows."""
     ids, weights = ([torch.tensor(part) for part in parts] for parts in zip(*rows))
-    masks = [torch.ones_like(one) for one in ids]
+    masks = [torch.ones_like(row) for row in ids]
     padded = [pad_sequence(part, True, value) for part, value in ((ids, pad), (weights, 0.0), (masks, 0))]
     return padded[0], padded[1], padded[2]
 

@@ -22,13 +22,13 @@ def render(prompt: str) -> str:
 def held_out_questions(num: int, seed: int, split: str = "held_out") -> list[tuple[Scene, str]]:
     """Return `num` distinct (scene, phrasing) pairs of a split without training data, alternating phrasings."""
     phrasings = list(listing.ASKED)
-    found: dict[tuple[Scene, str], None] = {}
+    questions: dict[tuple[Scene, str], None] = {}
     index = 0
-    while len(found) < num:
+    while len(questions) < num:
         scene = listing.draw_listed_scene(scene_rng(f"listing/{split}", seed, index), split)
-        found.setdefault((scene, phrasings[len(found) % len(phrasings)]))
+        questions.setdefault((scene, phrasings[len(questions) % len(phrasings)]))
         index += 1
-    return list(found)
+    return list(questions)
 
 
 def held_out_prompts(num: int, seed: int) -> list[str]:

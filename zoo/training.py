@@ -105,8 +105,8 @@ def fit_adam(
 ) -> None:
     """Train `learned`, parameters or groups of them, with AdamW of these options, its learning rate times `share`."""
     optimizer = torch.optim.AdamW(learned, **options)
-    own = [one for group in optimizer.param_groups for one in group["params"]]
-    fit(step_loss, [LambdaLR(optimizer, share)], own if clipped is None else clipped, num_steps, name)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    fit(step_loss, [LambdaLR(optimizer, share)], parameters if clipped is None else clipped, num_steps, name)
 
 
 def report(line: str) -> None:

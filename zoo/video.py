@@ -43,10 +43,10 @@ def label_tokens(motion: Motion) -> Tensor:
     for step, index in itertools.product(range(NUM_FRAMES // TEMPORAL), range(len(motion.scene.things))):
         thing = motion.scene.things[index]
         moments = [(step * TEMPORAL + i) / (NUM_FRAMES - 1) for i in range(TEMPORAL)]
-        places = [place_at(motion, moment) if index == motion.mover else place_of(thing) for moment in moments]
+        positions = [place_at(motion, moment) if index == motion.mover else place_of(thing) for moment in moments]
         values = torch.tensor([1, SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape)])
         for row, column in itertools.product(range(GRID), repeat=2):
-            distances = [max(abs(x - column), abs(y - row)) for x, y in places]
+            distances = [max(abs(x - column), abs(y - row)) for x, y in positions]
             if max(distances) < NEAR_CELLS:
                 labels[:4, step, row, column] = values
             elif min(distances) < 1.0 and index == motion.mover:

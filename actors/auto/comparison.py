@@ -152,12 +152,12 @@ def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
     """
     seconds = np.asarray([step.seconds for step in steps])
     factors = np.asarray([[1.0, step.num_admitted] for step in steps])
-    found = np.linalg.lstsq(factors, seconds, rcond=None)[0]
+    solution = np.linalg.lstsq(factors, seconds, rcond=None)[0]
     for _ in range(NUM_REFITS if len(steps) >= MIN_TRIMMED_STEPS else 0):
-        over = seconds - factors @ found
-        kept = over <= FAR_OFF * np.median(np.abs(over)) + MIN_OFF_S
-        found = np.linalg.lstsq(factors[kept], seconds[kept], rcond=None)[0]
-    return max(0.0, float(found[0])), max(0.0, float(found[1]))
+        over = seconds - factors @ solution
+        is_kept = over <= FAR_OFF * np.median(np.abs(over)) + MIN_OFF_S
+        solution = np.linalg.lstsq(factors[is_kept], seconds[is_kept], rcond=None)[0]
+    return max(0.0, float(solution[0])), max(0.0, float(solution[1]))
 
 
 class TimeComparison:
@@ -175,13 +175,13 @@ class TimeComparison:
         is_round = np.array([[float(block.round == number) for number in rounds] for block in blocks])
         # Round effects add up to zero.
         factors = np.hstack([is_candidate, is_round[:, :-1] - is_round[:, -1:]])
-        found, _, rank, _ = np.linalg.lstsq(factors, values, rcond=None)
-        self._effects = found[: len(self.names)]
+        solution, _, rank, _ = np.linalg.lstsq(factors, values, rcond=None)
+        self._effects = solution[: len(self.names)]
         self._spread = np.linalg.pinv(factors.T @ factors)[: len(self.names), : len(self.names)]
         freedom = len(blocks) - int(rank)
         self._width = math.inf
         if freedom > 0:
-            noise = float(np.sum((values - factors @ found) ** 2)) / freedom
+            noise = float(np.sum((values - factors @ solution) ** 2)) / freedom
             student = T_95[max(known for known in T_95 if known <= freedom)]
             self._width = student * max(MIN_NOISE, math.sqrt(noise))
 
@@ -202,30 +202,30 @@ class TimeComparison:
     def standing(self, name: str, note: str = "", plain: str | None = None) -> CandidateResult:
         """Return a candidate's seconds per sample with their interval, its acceptance length, its rows, and its
         speed-up over the candidate `plain` if that was measured."""
-        place = self.names.index(name)
+        index = self.names.index(name)
         blocks = [block for block in self.blocks if block.candidate == name]
-        value = math.exp(self._effects[place])
+        value = math.exp(self._effects[index])
         low = high = None
         if math.isfinite(self._width):
-            margin = self._width * math.sqrt(max(0.0, self._spread[place, place]))
+            margin = self._width * math.sqrt(max(0.0, self._spread[index, index]))
             low, high = value * math.exp(-margin), value * math.exp(margin)
         num_rows = sum(block.num_rows for block in blocks)
         length = sum(block.acceptance_length * block.num_rows for block in blocks) / num_rows
-        found = CandidateResult(name, value, low, high, length, num_rows, note)
+        result = CandidateResult(name, value, low, high, length, num_rows, note)
         if plain is None or plain not in self.names:
-            return found
+            return result
         ratio, margin = self._contrast(plain, name)
         speedups = (None, None) if math.isinf(margin) else (math.exp(ratio - margin), math.exp(ratio + margin))
-        return replace(found, speedup=math.exp(ratio), speedup_low=speedups[0], speedup_high=speedups[1])
+        return replace(result, speedup=math.exp(ratio), speedup_low=speedups[0], speedup_high=speedups[1])
 
     def _contrast(self, name: str, other: str | None = None) -> tuple[float, float]:
         """Return the log difference to another candidate, by default the best, and half the width of its confidence
         interval."""
-        place, best = self.names.index(name), self.names.index(other or self.best)
-        if place == best:
+        index, best = self.names.index(name), self.names.index(other or self.best)
+        if index == best:
             return 0.0, 0.0
-        spread = self._spread[place, place] + self._spread[best, best] - 2 * self._spread[place, best]
-        difference = float(self._effects[place] - self._effects[best])
+        spread = self._spread[index, index] + self._spread[best, best] - 2 * self._spread[index, best]
+        difference = float(self._effects[index] - self._effects[best])
         return difference, self._width * math.sqrt(max(0.0, spread)) if math.isfinite(self._width) else math.inf
 
 

@@ -211,17 +211,17 @@ class MethodTrial(QueuedEngine):
 
     def _comparisons(self) -> list[TimeComparison]:
         """Return the comparison of the first round and the comparison of all later rounds; the last one decides."""
-        parts = ([one for one in self._blocks if (one.round > 0) == later] for later in (False, True))
+        parts = ([block for block in self._blocks if (block.round > 0) == later] for later in (False, True))
         return [TimeComparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
     def _judge(self) -> None:
         """Remove candidates that are clearly slower than the best from this trial."""
         if not self._blocks or self._num_rounds < self._min_rounds:
             return
-        found = self._comparisons()[-1]
+        comparison = self._comparisons()[-1]
         limit = FAR_SLOWER if self._num_rounds > 1 else FAR_SLOWER_COLD
-        for name in found.names:
-            if name in self._racing and (found.slowdown(name) >= limit or found.is_slower(name)):
+        for name in comparison.names:
+            if name in self._racing and (comparison.slowdown(name) >= limit or comparison.is_slower(name)):
                 self._racing.remove(name)
                 self._out[name] = SLOWER
 
@@ -232,20 +232,21 @@ class MethodTrial(QueuedEngine):
         standings: dict[str, CandidateResult] = {}
         plain = next(iter(self._candidates))
         self._turn = next(iter(self._racing), next(iter(self._candidates)))
-        for found in self._comparisons():
-            racing = [name for name in found.names if name in self._racing]
-            self._turn = min(racing, key=found.slowdown, default=self._turn)
-            standings |= {name: found.standing(name, notes.get(name, WITHIN), plain) for name in found.names}
+        for comparison in self._comparisons():
+            racing = [name for name in comparison.names if name in self._racing]
+            self._turn = min(racing, key=comparison.slowdown, default=self._turn)
+            standings |= {name: comparison.standing(name, notes.get(name, WITHIN), plain) for name in comparison.names}
         if self._turn in standings:
             standings[self._turn] = replace(standings[self._turn], note=CHOSEN)
             self._band = acceptance_band(self._blocks, self._turn, MIN_DRIFT)
         for name in self._candidates:
             note = CHOSEN if name == self._turn else notes.get(name, "not measured")
             standings.setdefault(name, CandidateResult(name, None, None, None, 1.0, 0, note))
-        ordered = sorted(standings.values(), key=lambda one: (one.sample_s is None, one.sample_s or 0.0))
+        ordered = sorted(standings.values(), key=lambda result: (result.sample_s is None, result.sample_s or 0.0))
         tokens = self._num_tokens / self._num_rows if self._num_rows else 0.0
         first = [block for block in self._blocks if block.candidate == plain]
-        times = tuple(block.sample_phases(tokens) for block in ([one for one in first if one.round > 0] or first))
+        timed = [block for block in first if block.round > 0] or first
+        times = tuple(block.sample_phases(tokens) for block in timed)
         choice = TrialResult(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered), times)
         self.choices = (*self.choices, choice)
         self._num_rows_since = self._num_windows_off = 0
@@ -257,14 +258,14 @@ class MethodTrial(QueuedEngine):
         logger.warning("the method %s is dropped: it %s", name, why)
         self._dropped[name] = why
         self._blocks = [block for block in self._blocks if block.candidate != name]
-        self._racing = [one for one in self._racing if one != name]
-        self._round = deque(one for one in self._round if one != name)
+        self._racing = [candidate for candidate in self._racing if candidate != name]
+        self._round = deque(candidate for candidate in self._round if candidate != name)
         if self._block is None:
             # The chosen candidate's engine cannot be built any more: start a trial among the others.
             self._begin(f"{name} {why}")
         elif not self._racing:
             # Only candidates that were slower remain.
-            self._racing = [one for one in self._candidates if one not in self._dropped]
+            self._racing = [candidate for candidate in self._candidates if candidate not in self._dropped]
             self._out.clear()
             self._choose()
         elif len(self._racing) == 1 and not self._blocks:
@@ -327,14 +328,14 @@ def make_engine(
     if method.auto is None:
         return RecoveringEngine(make, make_plain, slots)
 
-    def recovering(one: MethodConfig, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
-        return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots, queue)
+    def recovering(config: MethodConfig, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
+        return RecoveringEngine(lambda slots: make(slots, config), make_plain, num_slots, queue)
 
     candidates = {
-        one.label: Candidate(
-            functools.partial(recovering, one), one.drafter.kind != "none", one.controller.kind != "none"
+        config.label: Candidate(
+            functools.partial(recovering, config), config.drafter.kind != "none", config.controller.kind != "none"
         )
-        for one in method.methods
+        for config in method.methods
     }
     auto = method.auto
     return MethodTrial(candidates, slots, auto.max_rounds, auto.max_rechecks, min_rounds=auto.min_rounds)

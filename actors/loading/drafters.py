@@ -112,10 +112,10 @@ def check_image_drafter(config: SynthesizeJobConfig, drafter: WeightsConfig, tar
 
 def check_layers(method: MethodConfig, target: str, num_layers: int) -> None:
     """Raise ConfigError unless each drafter `layer_skip` skips some of the `num_layers` layers of `target`, a path."""
-    for where, one in method.places.items():
-        if not isinstance(one.drafter, LayerSkipDrafterConfig):
+    for where, section in method.places.items():
+        if not isinstance(section.drafter, LayerSkipDrafterConfig):
             continue
-        layers, indices = one.drafter.layers, one.drafter.indices
+        layers, indices = section.drafter.layers, section.drafter.indices
         if indices[-1] >= num_layers:
             asked = f"the first {layers} layers" if isinstance(layers, int) else f"layer {indices[-1]}"
             raise ConfigError(

@@ -29,15 +29,15 @@ def external_part(config: ExternalPartConfig, name: str) -> Any:
     """
     base, where = BASES[name], f"method.{name}"
     try:
-        made = load(config.kind)
+        cls = load(config.kind)
     except ExternalCodeError as error:
         raise ConfigError(f"{where}.kind: {config.kind}: {error}") from None
     wanted = f"a subclass of draftfleet.decoding.contracts.{base.__name__}"
-    if not (isinstance(made, type) and issubclass(made, base)):
-        what = f"the class {made.__qualname__}" if isinstance(made, type) else type(made).__name__
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        what = f"the class {cls.__qualname__}" if isinstance(cls, type) else type(cls).__name__
         raise ConfigError(f"{where}.kind: {config.kind} is {what}, and it must be {wanted}")
     try:
-        part: Any = made(**config.options)
+        part: Any = cls(**config.options)
     except Exception as error:  # a user's class raises any error
         raise ConfigError(f"{where}.options: {config.kind} refuses them: {type(error).__name__}: {error}") from None
     for attribute, kind in REQUIRED[base]:
@@ -47,4 +47,4 @@ def external_part(config: ExternalPartConfig, name: str) -> Any:
         raise ConfigError(f"{where}.kind: {config.kind}.name is {part.name!r}, which is the name of plain decoding")
     if isinstance(config, ExternalAcceptanceConfig) and part.lossless != config.lossless:
         raise ConfigError(f"{where}.lossless: is {config.lossless}, and {config.kind}.lossless is {part.lossless}")
-    return PROXIES[base](part, made.__name__)
+    return PROXIES[base](part, cls.__name__)

@@ -171,8 +171,8 @@ def follow(config: CaptionJobConfig, where: str, vocab_size: int) -> Generation:
         raise ConfigError(f"sampling.ignored_settings: {unknown[0]!r} is no generation setting of transformers")
     origin = f"{where}: {config.model.target.path}: its generation settings"
     asked = read_active(where, config.model.target)
-    found = resolve(config.sampling, asked, origin, config.columns.temperature is not None)
-    sampling = found.sampling or config.sampling
+    generation = resolve(config.sampling, asked, origin, config.columns.temperature is not None)
+    sampling = generation.sampling or config.sampling
     _check_tokens(sampling, origin, vocab_size)
     name = None if config.output is None else next(sampling.ends, None)
     if name is not None:
@@ -180,7 +180,7 @@ def follow(config: CaptionJobConfig, where: str, vocab_size: int) -> Generation:
             f"{origin} ask for {_shown(name, asked[name])}, and the structure of output decides where a text ends; set "
             f"sampling.ignored_settings: [{name}]"
         )
-    return found
+    return generation
 
 
 def measured_options(where: str, target: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def resolve(sampling: SamplingConfig, asked: Mapping[str, Any], origin: str, sam
 
     `samples` is whether some rows sample by values of their own. `origin` begins the message of a ConfigError.
     """
-    own = sampling.model_fields_set
+    set_fields = sampling.model_fields_set
     known = {name: value for name, value in asked.items() if name not in sampling.ignored_settings}
     values, unused, refused = dict[str, Any](), dict[str, str](), dict[str, str]()
     if sampling.from_checkpoint:
@@ -218,7 +218,7 @@ def resolve(sampling: SamplingConfig, asked: Mapping[str, Any], origin: str, sam
         setting = SETTINGS.get(name, UNKNOWN)
         if name not in known:
             unused[name] = "sampling.ignored_settings"
-        elif (key := setting.key or name) in own:
+        elif (key := setting.key or name) in set_fields:
             unused[name] = f"sampling.{key} is set"
         elif setting.use == "processor":
             values[name] = value
@@ -238,7 +238,7 @@ def resolve(sampling: SamplingConfig, asked: Mapping[str, Any], origin: str, sam
             f"{origin} ask for {', '.join(notes)}, which is not built; to decode without, set "
             f"sampling.ignored_settings: [{', '.join(refused)}]"
         )
-    if "min_new_tokens" in own or "min_new_tokens" in values:
+    if "min_new_tokens" in set_fields or "min_new_tokens" in values:
         values.pop("min_length", None)  # as in `generate`
     if not values:
         return Generation(None, asked, unused)
@@ -251,12 +251,12 @@ def resolve(sampling: SamplingConfig, asked: Mapping[str, Any], origin: str, sam
 
 def _drawn(sampling: SamplingConfig, known: Mapping[str, Any], samples: bool) -> dict[str, Any]:
     """Return temperature and filters that the job does not set, as `generate` chooses them."""
-    own = sampling.model_fields_set
+    set_fields = sampling.model_fields_set
     temperature = known.get("temperature", 1.0) if known.get("do_sample") is True else 0.0
     values = {"temperature": temperature}
-    if samples or (sampling.temperature if "temperature" in own else temperature) > 0:
+    if samples or (sampling.temperature if "temperature" in set_fields else temperature) > 0:
         values |= {name: known.get(name, value) for name, value in {"top_k": 50, "top_p": 1.0, "min_p": 0.0}.items()}
-    return {name: value for name, value in values.items() if name not in own}
+    return {name: value for name, value in values.items() if name not in set_fields}
 
 
 def _check_tokens(sampling: SamplingConfig, origin: str, vocab_size: int) -> None:

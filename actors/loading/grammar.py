@@ -27,13 +27,13 @@ def check_output(config: CaptionJobConfig, tokenizer: Any, vocab_size: int) -> N
     except GrammarError as error:
         raise ConfigError(f"{_where(output)}: {error}") from None
     most = config.sampling.max_new_tokens
-    for place, text in enumerate(output.choices):
+    for index, text in enumerate(output.choices):
         num_tokens = grammar.count_tokens(text)
         if num_tokens is None:
-            raise ConfigError(f"output.choices.{place}: {text!r:.100} cannot be written in the target's tokens")
+            raise ConfigError(f"output.choices.{index}: {text!r:.100} cannot be written in the target's tokens")
         if num_tokens + 1 > most and config.columns.max_new_tokens is None:
             raise ConfigError(
-                f"output.choices.{place}: {text!r:.100} has {num_tokens} tokens and EOS, more than "
+                f"output.choices.{index}: {text!r:.100} has {num_tokens} tokens and EOS, more than "
                 f"sampling.max_new_tokens {most}"
             )
 

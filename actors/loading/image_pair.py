@@ -178,7 +178,7 @@ def load(config: SynthesizeJobConfig) -> ImagePair:
         assert model.vq is not None, "the schema requires model.vq for this acceptance"
         cpu = torch.device("cpu")
         codebook = read_at("model.vq", model.vq, lambda ref: load_vq(ref, "auto", cpu).codebook.clone())
-    compile_models(config.pool, [one for one in (target, drafter) if isinstance(one, LlamaGenTarget)])
+    compile_models(config.pool, [network for network in (target, drafter) if isinstance(network, LlamaGenTarget)])
     return ImagePair(config, target, drafter, info, codebook, text_encoder)
 
 

@@ -93,7 +93,7 @@ def compile_models(pool: EnginePoolConfig, models: Sequence[TargetModel]) -> Non
 
     `auto` depends only on weights and hardware, so that all engines of a job on one type of machine decide alike.
     """
-    sizes = (sum(one.numel() * one.element_size() for one in model.decoder.parameters()) for model in models)
+    sizes = (sum(weight.numel() * weight.element_size() for weight in model.decoder.parameters()) for model in models)
     largest = max(sizes, default=0)
     compiles = pool.compile == "always" or (pool.compile == "auto" and largest >= MIN_COMPILED_BYTES)
     for model in models:

@@ -140,8 +140,8 @@ def build_tree(config: MethodConfig) -> TreePolicy:
 
 def num_drafted_levels(config: MethodConfig, kind: str) -> int:
     """Return the number of levels of the deepest tree that drafters of this kind draft; 0 if there are none."""
-    drafting = [one for one in config.methods if one.drafter.kind == kind]
-    return max((build_tree(one).max_levels for one in drafting), default=0)
+    drafting = [method for method in config.methods if method.drafter.kind == kind]
+    return max((build_tree(method).max_levels for method in drafting), default=0)
 
 
 def build_lantern(choice: LanternAcceptanceConfig, codebook: Tensor, vocab_size: int) -> Lantern:

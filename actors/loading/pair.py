@@ -83,14 +83,14 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
             _check_vocabulary(front_end, drafter_front_end, drafter.path)
             shares_front_end = front_end.reads_like(drafter_front_end)
         drafter_id = f"{drafter.path}@{revisions['drafter']}"
-    for place, context in enumerate(method.contexts):
+    for index, context in enumerate(method.contexts):
         if isinstance(context, CaptionContextConfig):
-            *_, revisions[f"captioner_{place}"] = _describe(f"method.contexts.{place}", context)
+            *_, revisions[f"captioner_{index}"] = _describe(f"method.contexts.{index}", context)
     check_layers(method, target.path, target_config.get_text_config().num_hidden_layers)
-    for place, (where, one) in enumerate(method.places.items()):
-        choice = getattr(one.drafter, "vocabulary", None)
+    for index, (where, section) in enumerate(method.places.items()):
+        choice = getattr(section.drafter, "vocabulary", None)
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
-            revisions[f"vocabulary_{place}"] = content
+            revisions[f"vocabulary_{index}"] = content
     target_id = f"{target.path}@{target_revision}"
     return TextPairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
 
@@ -111,8 +111,8 @@ def load(config: CaptionJobConfig) -> Pair:
     elif config.method.needs_checkpoint:
         head = load_head(config, target)
     compile_models(config.pool, models)
-    for one in models:
-        one.keep_features(config.pool.feature_cache_bytes)
+    for text_model in models:
+        text_model.keep_features(config.pool.feature_cache_bytes)
     if target.backend.is_asynchronous:
         target.prefetch_prompts()
     grammar = None

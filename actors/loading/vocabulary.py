@@ -28,30 +28,30 @@ def check_vocabulary(choice: DraftVocabularyConfig, where: str, front_end: Front
         raise ConfigError(f"{where}.path: {error}") from None
     known = {number: token for token, number in front_end.tokenizer.get_vocab().items()}
     wrong = [
-        f"{one.token_id} is {one.token!r} there and {known.get(one.token_id)!r} for the target"
-        for one in tokens
-        if known.get(one.token_id) != one.token
+        f"{entry.token_id} is {entry.token!r} there and {known.get(entry.token_id)!r} for the target"
+        for entry in tokens
+        if known.get(entry.token_id) != entry.token
     ]
     if wrong:
         raise ConfigError(
             f"{where}.path: {choice.path} was counted with another tokenizer: {len(wrong)} ids differ, e.g. id "
             + "; ".join(wrong[:NUM_NAMED_DIFFERENCES])
         )
-    return hashlib.sha256(" ".join(str(one.token_id) for one in tokens).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(str(entry.token_id) for entry in tokens).encode()).hexdigest()[:16]
 
 
 def drafted_ids(choice: DraftVocabularyConfig, target: TargetModel, num_rows: int) -> list[int]:
     """Return the draft vocabulary's ids below `num_rows`, sorted, EOS ids included; raise ConfigError without any."""
     most = min(num_rows, target.vocab_size)
     if choice.path is not None:
-        chosen = [one.token_id for one in _tokens(choice.path)[: choice.size]]
+        chosen = [entry.token_id for entry in _tokens(choice.path)[: choice.size]]
     else:
         assert choice.size is not None, "the schema asks for a path or a size"
         chosen = list(range(min(choice.size, most)))
-    kept = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
-    if not kept:
+    token_ids = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
+    if not token_ids:
         raise ConfigError(f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of the chosen ones")
-    return kept
+    return token_ids
 
 
 def slice_model(model: TargetModel, choice: DraftVocabularyConfig | None, target: TargetModel) -> TargetModel:

@@ -54,4 +54,4 @@ class AuditedEngine(QueuedEngine):
         (self._plain if request.plain else self._engine).submit(request)
 
     def step(self) -> list[Completion]:
-        return [one for engine in (self._engine, self._plain) if engine.has_work for one in engine.step()]
+        return [completion for engine in (self._engine, self._plain) if engine.has_work for completion in engine.step()]

@@ -44,7 +44,7 @@ class Waits:
     choices: tuple[TrialResult, ...] = ()
 
     def __add__(self, other: Waits) -> Waits:
-        return Waits(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return Waits(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def actors_waited(self) -> float:
@@ -130,7 +130,7 @@ class EngineThread:
         assert not suspects or self._mark is not None, "suspects need a ledger"
         batch, known = _Batch(len(requests)), suspects or {}
         if requests:
-            self._arrived.put([_Row(batch, index, one, known.get(index)) for index, one in enumerate(requests)])
+            self._arrived.put([_Row(batch, index, request, known.get(index)) for index, request in enumerate(requests)])
         else:
             batch.future.set_result([])
         return batch.future

@@ -149,7 +149,7 @@ class RecoveringEngine(QueuedEngine):
         done = self._run(self._plain)
         if done:
             self._plain_request = None
-        return [replace(one, telemetry=replace(one.telemetry, degraded=True)) for one in done]
+        return [replace(completion, telemetry=replace(completion.telemetry, degraded=True)) for completion in done]
 
     def _run(self, engine: Engine) -> list[Completion]:
         done = engine.step()

@@ -201,8 +201,8 @@ def acceptance(
         drafter, tree = BlockDrafter(task.network, task.embedding, task.head), Chain(task.network.shape.max_levels)
     elif isinstance(task, LayerCutTask):
         assert isinstance(target, Target)
-        own = Target(task.module, target.front_end, "the trained drafter")
-        drafter, tree = ModelDrafter(own, [Full()], target.vocab_size), Chain(4)
+        trained = Target(task.module, target.front_end, "the trained drafter")
+        drafter, tree = ModelDrafter(trained, [Full()], target.vocab_size), Chain(4)
     else:
         assert isinstance(task, (EagleTask, Eagle3Task))
         drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)
@@ -212,6 +212,6 @@ def acceptance(
     if isinstance(task, EagleTask):
         # The engine replaced the attention implementation; training of EAGLE uses transformers' SDPA.
         task.network.set_attn_implementation("sdpa")
-    steps = sum(one.num_spec_steps for one in telemetries)
-    accepted = sum(one.num_accepted_draft_tokens for one in telemetries)
+    steps = sum(telemetry.num_spec_steps for telemetry in telemetries)
+    accepted = sum(telemetry.num_accepted_draft_tokens for telemetry in telemetries)
     return {"mean_acceptance_length": 1 + accepted / max(1, steps), "num_decoded": len(telemetries)}

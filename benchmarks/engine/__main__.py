@@ -100,19 +100,19 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> l
         # All slots filled twice, so that refills are compiled too.
         run_side_by_side(engines, MODES, requests[: 2 * cell.batch])
     for order in turns(MODES, cell.repeats):
-        for mode, one in run_side_by_side(engines, order, requests).items():
-            passes[mode].append(one)
+        for mode, run in run_side_by_side(engines, order, requests).items():
+            passes[mode].append(run)
         forwards.append(bench.forwards_ms(engines["chain"][0], cell.batch, passes["chain"][-1].typical_length))
     peak_bytes = peak_bytes_of(os.getpid())
     rows = []
     for mode, rounds in passes.items():
         row = {"batch": cell.batch, "max_new_tokens": cell.max_new_tokens, "mode": mode}
-        row |= make_row([one.outcome for one in rounds], reference, bench.work.dtype, peak_bytes)
+        row |= make_row([run.outcome for run in rounds], reference, bench.work.dtype, peak_bytes)
         for name in ("num_steps", "num_slot_steps", "step_forwards_s", "prompt_forwards_s", "num_new_graphs"):
-            row[name] = [getattr(one, name) for one in rounds]
-        row["phases_s"] = {name: [one.phases_s[name] for one in rounds] for name in PHASES}
+            row[name] = [getattr(run, name) for run in rounds]
+        row["phases_s"] = {name: [run.phases_s[name] for run in rounds] for name in PHASES}
         if mode == "chain":
-            row["forwards_ms"] = {name: [one[name] for one in forwards] for name in forwards[0]}
+            row["forwards_ms"] = {name: [times[name] for times in forwards] for name in forwards[0]}
         row["acceptance_histogram"] = rounds[-1].histogram
         rows.append(row)
         speed = row["tokens_per_s"] or row["withheld"]
@@ -167,9 +167,9 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tup
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    found = describe_pair(options) | {"gamma": GAMMA}
-    found["rows"], found["left_out"] = measure(options)
-    return finish(RESULTS, found, "engine", "engine_claims")
+    results = describe_pair(options) | {"gamma": GAMMA}
+    results["rows"], results["left_out"] = measure(options)
+    return finish(RESULTS, results, "engine", "engine_claims")
 
 
 if __name__ == "__main__":

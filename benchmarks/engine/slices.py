@@ -67,13 +67,13 @@ class Running:
     @property
     def num_tokens(self) -> int:
         """Number of tokens so far, those of unfinished rows included."""
-        return sum(len(one.token_ids) for one in self._done.values()) + count_tokens(self._engine)
+        return sum(len(completion.token_ids) for completion in self._done.values()) + count_tokens(self._engine)
 
     def run_slice(self) -> None:
         """Run steps until `SLICE_S` have passed or all requests are finished."""
         num_graphs_before, start, spent = count_graphs(), time.perf_counter(), 0.0
         while not self.is_over and spent < SLICE_S:
-            self._done |= {one.sample_id: one for one in self._engine.step()}
+            self._done |= {completion.sample_id: completion for completion in self._engine.step()}
             spent = time.perf_counter() - start
         self._seconds += spent
         self._num_graphs += count_graphs() - num_graphs_before
@@ -92,7 +92,7 @@ class Running:
             forwards["target"].seconds + forwards["drafter"].seconds,
             forwards["prompts"].seconds,
             self._num_graphs,
-            round(statistics.mean(one.num_input_tokens + len(one.token_ids) / 2 for one in done)),
+            round(statistics.mean(completion.num_input_tokens + len(completion.token_ids) / 2 for completion in done)),
             sum_histograms(done),
         )
 
@@ -104,10 +104,10 @@ def run_side_by_side(
 ) -> dict[str, Pass]:
     """Run one pass of each method in `order`; ties go to the earlier method."""
     running = {mode: Running(*engines[mode], requests) for mode in order}
-    while unfinished := [mode for mode, one in running.items() if not one.is_over]:
+    while unfinished := [mode for mode, run in running.items() if not run.is_over]:
         mode = min(unfinished, key=lambda mode: running[mode].num_tokens)
         running[mode].run_slice()
-    return {mode: one.result() for mode, one in running.items()}
+    return {mode: run.result() for mode, run in running.items()}
 
 
 def count_graphs() -> int:

@@ -66,27 +66,27 @@ NEEDS = {
 """Section → the sections whose results it needs."""
 
 
-def merge(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def merge(earlier: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """Return the results of a run with those sections of earlier runs that it did not measure.
 
     TEXT is replaced as a whole, once `fused` was measured. `runs` holds the device and versions of each section.
     """
-    facts = {name: found[name] for name in FACTS}
-    kept = {name for name in BUDGETS_S if name in earlier and name not in found}
-    if "fused" in found:
-        kept -= set(TEXT)
+    facts = {name: results[name] for name in FACTS}
+    old = {name for name in BUDGETS_S if name in earlier and name not in results}
+    if "fused" in results:
+        old -= set(TEXT)
     elif "fused" in earlier:
-        kept |= set(TEXT) & set(earlier)
-    own = set(BUDGETS_S) & set(found) - kept
-    before = earlier.get("runs") or {name: {one: earlier[one] for one in FACTS} for name in kept}
-    skipped = {name: reason for name, reason in found["skipped"].items() if name not in kept}
-    failed = {name: reason for name, reason in found["failed"].items() if name not in kept}
+        old |= set(TEXT) & set(earlier)
+    new = set(BUDGETS_S) & set(results) - old
+    before = earlier.get("runs") or {name: {fact: earlier[fact] for fact in FACTS} for name in old}
+    skipped = {name: reason for name, reason in results["skipped"].items() if name not in old}
+    failed = {name: reason for name, reason in results["failed"].items() if name not in old}
     return {
-        **{name: value for name, value in found.items() if name not in BUDGETS_S},
+        **{name: value for name, value in results.items() if name not in BUDGETS_S},
         "skipped": skipped,
         "failed": failed,
-        "runs": {name: facts if name in own else before[name] for name in BUDGETS_S if name in own | kept},
-        **{name: (found if name in own else earlier)[name] for name in BUDGETS_S if name in own | kept},
+        "runs": {name: facts if name in new else before[name] for name in BUDGETS_S if name in new | old},
+        **{name: (results if name in new else earlier)[name] for name in BUDGETS_S if name in new | old},
     }
 
 
@@ -96,14 +96,14 @@ class Sections:
     def __init__(self, max_s: float) -> None:
         self._began_s = self._ends_s = time.monotonic()
         self._max_s = max_s
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
         self.skipped: dict[str, str] = {}
         self.failed: dict[str, str] = {}
 
     def run(self, name: str, measure: Callable[[], Any]) -> None:
         """Run one section, unless a result that it needs is missing or no time is left."""
-        missing = [one for one in NEEDS.get(name, ()) if one not in self.found]
+        missing = [section for section in NEEDS.get(name, ()) if section not in self.results]
         now = time.monotonic()
         self._ends_s = min(max(now, self._ends_s) + BUDGETS_S[name], self._began_s + self._max_s)
         if missing:
@@ -113,7 +113,7 @@ class Sections:
         else:
             progress(f"{name} …")
             try:
-                self.found[name] = measure()
+                self.results[name] = measure()
             except Exception as error:  # later sections still run
                 traceback.print_exc()
                 self.failed[name] = f"{type(error).__name__}: {error}"
@@ -146,18 +146,18 @@ def measure(
         "gemm": lambda: gemm_flop_per_s(sizes, device),
         "attention": lambda: measure_attention(sizes, device),
         "pair": make_pair,
-        "fused": lambda: measure_fused(pairs[0], sizes, sections.found["copy"], sections.has_time),
-        "prefill": lambda: measure_prefill(pairs[0], sizes, sections.found["gemm"], sections.has_time),
+        "fused": lambda: measure_fused(pairs[0], sizes, sections.results["copy"], sections.has_time),
+        "prefill": lambda: measure_prefill(pairs[0], sizes, sections.results["gemm"], sections.has_time),
         "generate": lambda: measure_generate(pairs[0], EAGER, sizes, sections.has_time),
         "long": lambda: measure_long(pairs[0], sizes, sections.has_time),
         "images": draw,
-        "decoding": lambda: measure_decoding(pairs[0], sizes, sections.found["copy"], sections.has_time),
+        "decoding": lambda: measure_decoding(pairs[0], sizes, sections.results["copy"], sections.has_time),
         "generate_compiled": lambda: measure_generate(pairs[0], COMPILED, sizes, sections.has_time),
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, run in measures.items():
         sections.run(name, run)
-        found = {
+        results = {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU",
             "cores": len(cores()),
             "torch": torch.__version__,
@@ -167,10 +167,10 @@ def measure(
             "seconds": sections.seconds,
             "skipped": sections.skipped,
             "failed": sections.failed,
-            **sections.found,
+            **sections.results,
         }
-        save(found)
-    return found
+        save(results)
+    return results
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -201,10 +201,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     writes = options.device == "cuda" and not options.tiny
     earlier = read_results(RESULTS) if writes and RESULTS.exists() else {}
-    save = (lambda found: write_results(RESULTS, merge(earlier, found))) if writes else (lambda _: None)
-    found = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_seconds, save)
-    print(show("gpu", found, *TABLES))
-    return 1 if found["failed"] else 0
+    save = (lambda results: write_results(RESULTS, merge(earlier, results))) if writes else (lambda _: None)
+    results = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_seconds, save)
+    print(show("gpu", results, *TABLES))
+    return 1 if results["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ Row = dict[str, Any]
 HasTime = Callable[[], bool]
 
 
-def measure_places(places: Mapping[str, Callable[[], list[Row]]], has_time: HasTime) -> dict[str, Any]:
+def measure_all(measurements: Mapping[str, Callable[[], list[Row]]], has_time: HasTime) -> dict[str, Any]:
     """Return the `rows` of all named measurements, and those `left_out` for lack of time or memory."""
     rows: list[Row] = []
     left_out: list[str] = []
-    for name, measure in places.items():
+    for name, measure in measurements.items():
         if not has_time():
             left_out.append(f"{name}: the section's time was used up")
             continue
@@ -88,13 +88,13 @@ class Bench:
         least, outside = [], []
         for spent, reading in zip(self.steps_s, self.readings, strict=True):
             kinds = [reading[kind] for kind in ("target", "drafter")]
-            least.append(sum(one.num_bytes for one in kinds) / copy_bytes_per_s / spent)
-            outside.append(1 - sum(one.busy_s for one in kinds) / spent)
+            least.append(sum(part.num_bytes for part in kinds) / copy_bytes_per_s / spent)
+            outside.append(1 - sum(part.busy_s for part in kinds) / spent)
         return {
             "steps_s": self.steps_s,
             "num_steps": self.num_steps,
             "forwards": {
-                kind: {name: [getattr(one[kind], key) for one in self.readings] for name, key in names.items()}
+                kind: {name: [getattr(reading[kind], key) for reading in self.readings] for name, key in names.items()}
                 for kind in self.readings[0]
             },
             "of_roofline": statistics.median(least),
@@ -109,21 +109,21 @@ def measure_decoding(pair: TextPair, sizes: Sizes, copy_bytes_per_s: float, has_
     Eager steps are timed at the batch sizes `sizes.eager_batches`.
     """
 
-    def places() -> Iterator[tuple[str, Callable[[], list[Row]]]]:
+    def measurements() -> Iterator[tuple[str, Callable[[], list[Row]]]]:
         for b in sizes.batches:
             steps = (EAGER, CAPTURED) if b in sizes.eager_batches else (CAPTURED,)
             yield f"batch {b}", partial(_measure_batch, pair, b, steps, sizes, copy_bytes_per_s, has_time)
 
-    return measure_places(dict(places()), has_time)
+    return measure_all(dict(measurements()), has_time)
 
 
 def measure_fused(pair: TextPair, sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime) -> dict[str, Any]:
     """Return what `measure_decoding` does for captured steps of fused layers."""
     steps = (FUSED,)
-    places = {
+    measurements = {
         f"batch {b}": partial(_measure_batch, pair, b, steps, sizes, copy_bytes_per_s, has_time) for b in sizes.batches
     }
-    return measure_places(places, has_time)
+    return measure_all(measurements, has_time)
 
 
 def _measure_batch(
@@ -159,8 +159,8 @@ def measure_images(images: ImageModels, sizes: Sizes, has_time: HasTime) -> dict
     num_codes = sizes.grid**2
     sampling = Sampling(max_new_tokens=num_codes, temperature=1.0, guidance_scale=GUIDANCE)
     requests = [
-        Request(f"image-{place:04d}", "", sampling=sampling, condition=place % images.num_classes)
-        for place in range(sizes.images)
+        Request(f"image-{index:04d}", "", sampling=sampling, condition=index % images.num_classes)
+        for index in range(sizes.images)
     ]
     expected: list[tuple[int, ...]] = []
 
@@ -170,7 +170,7 @@ def measure_images(images: ImageModels, sizes: Sizes, has_time: HasTime) -> dict
         if step == CAPTURED:
             run_requests(engine, requests)  # all images have one length, so capturing needs a whole batch
         start = time.perf_counter()
-        codes = [one.token_ids for one in run_requests(engine, requests)]
+        codes = [completion.token_ids for completion in run_requests(engine, requests)]
         seconds = time.perf_counter() - start
         if not expected:
             expected.extend(codes)
@@ -182,22 +182,22 @@ def measure_images(images: ImageModels, sizes: Sizes, has_time: HasTime) -> dict
                 "codes": num_codes,
                 "seconds": seconds,
                 "images_per_s": sizes.images / seconds,
-                "equal_images": sum(one == other for one, other in zip(codes, expected, strict=True)),
-                "equal_codes": sum(one == other for one, other in pairs) / len(pairs),
+                "equal_images": sum(image == other for image, other in zip(codes, expected, strict=True)),
+                "equal_codes": sum(code == other for code, other in pairs) / len(pairs),
             }
         ]
 
-    return measure_places({step: partial(measure, step) for step in (CAPTURED, EAGER)}, has_time)
+    return measure_all({step: partial(measure, step) for step in (CAPTURED, EAGER)}, has_time)
 
 
 def measure_long(pair: TextPair, sizes: Sizes, has_time: HasTime) -> dict[str, Any]:
     """Return rows of all contenders for each number of positions and batch size, and what was left out and why."""
-    places = {
+    measurements = {
         f"{columns:,} columns, batch {batch}": partial(_measure_context, pair, columns, batch, sizes, has_time)
         for columns, batches in sizes.long
         for batch in batches
     }
-    return measure_places(places, has_time)
+    return measure_all(measurements, has_time)
 
 
 def _measure_context(pair: TextPair, columns: int, batch: int, sizes: Sizes, has_time: HasTime) -> list[Row]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import CompileConfig, StaticCache
 
-from benchmarks.gpu.decoding import HasTime, Row, measure_places
+from benchmarks.gpu.decoding import HasTime, Row, measure_all
 from benchmarks.gpu.models import EAGER, TextPair, peak_bytes
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.process import Outcome
@@ -28,11 +28,11 @@ def measure_generate(pair: TextPair, mode: str, sizes: Sizes, has_time: HasTime)
     if mode == COMPILED and model.device.type != "cuda":
         return {"rows": [], "left_out": ["transformers' compiled steps: no GPU"]}
     set_greedy(model, False)
-    places = {f"{mode}, batch {b}": partial(_measure, pair, mode, b, sizes, has_time) for b in sizes.batches}
+    measurements = {f"{mode}, batch {b}": partial(_measure, pair, mode, b, sizes, has_time) for b in sizes.batches}
     engines_attention = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
-        return measure_places(places, has_time)
+        return measure_all(measurements, has_time)
     finally:
         model.set_attn_implementation(engines_attention)
 

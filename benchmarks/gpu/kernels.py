@@ -35,19 +35,21 @@ def copy_bytes_per_s(sizes: Sizes, device: torch.device) -> float:
 def gemm_flop_per_s(sizes: Sizes, device: torch.device) -> float:
     """Return the floating-point operations per second of a large matrix product in the models' dtype."""
     side, dtype = sizes.gemm_side, DTYPES[sizes.dtype]
-    one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return float(2 * side**3 / seconds_of(lambda: one @ other, device, REPEATS))
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return float(2 * side**3 / seconds_of(lambda: left @ right, device, REPEATS))
 
 
 @torch.inference_mode()
 def measure_attention(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     """Return the microseconds of one layer's attention, both ways, for each head shape and number of nodes."""
     return [
-        measure_one(heads, nodes, sizes, device) for heads in sizes.attention_heads for nodes in sizes.attention_nodes
+        time_attention(heads, nodes, sizes, device)
+        for heads in sizes.attention_heads
+        for nodes in sizes.attention_nodes
     ]
 
 
-def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
+def time_attention(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
     """Time attention over rows whose caches are half to completely full, each with a chain of `num_nodes` nodes."""
     dtype, rows = DTYPES[sizes.dtype], sizes.attention_rows
     generator = torch.Generator(device).manual_seed(SEED)
@@ -71,18 +73,18 @@ def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device
         steps["tree_kernel"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=trees)
     layer = nn.Module()
     layer.layer_idx = 0  # type: ignore[assignment]
-    found: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}
+    row: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}
     mixed = {name: attend(layer, query, key, value, None, lanes=step)[0].float() for name, step in steps.items()}
     if "tree_kernel" in mixed:
         largest = mixed["mask"].abs().max()
         differs = ((mixed["tree_kernel"] - mixed["mask"]).abs().max() / largest).item() / torch.finfo(dtype).eps
-        found["difference_eps"] = differs
+        row["difference_eps"] = differs
         # In this form NaN counts as a difference.
         if not differs <= TOLERANCE_EPS:
-            found["withheld"] = f"the two ways differ by {differs:.1f} units of {sizes.dtype}'s precision"
+            row["withheld"] = f"the two ways differ by {differs:.1f} units of {sizes.dtype}'s precision"
             del steps["tree_kernel"]
     else:
-        found["withheld"] = "this device or type has no tree kernel"
+        row["withheld"] = "this device or type has no tree kernel"
     for name, step in steps.items():
 
         def layers(step: AttentionStep = step) -> Tensor:
@@ -94,5 +96,5 @@ def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device
         for _ in range(WARM_UPS):
             graphs.run_beside(layers)
         _, replay = graphs.record(layers)
-        found[f"{name}_us"] = 1e6 * seconds_of(replay, device, REPEATS) / sizes.attention_calls
-    return found
+        row[f"{name}_us"] = 1e6 * seconds_of(replay, device, REPEATS) / sizes.attention_calls
+    return row

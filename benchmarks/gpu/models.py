@@ -79,7 +79,7 @@ def let_capture(model: TargetModel, fuses: bool = False) -> None:
 def watched_of(*models: TargetModel) -> list[WatchedRecorder]:
     """Return the recorders of these models that time replays; none for eager models."""
     recorders = [getattr(model._run, "_recorder", None) for model in models]
-    return [one for one in recorders if isinstance(one, WatchedRecorder)]
+    return [recorder for recorder in recorders if isinstance(recorder, WatchedRecorder)]
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
         longest, sizes.max_new_tokens, False, prompts, ids,
     )  # fmt: skip
     targets, drafters = both_ways(target, TARGET), both_ways(drafter, DRAFTER)
-    for one in targets.values():
-        if one.backend.is_asynchronous:
-            one.prefetch_prompts()  # as jobs do
+    for model in targets.values():
+        if model.backend.is_asynchronous:
+            model.prefetch_prompts()  # as jobs do
     return TextPair(targets, drafters, prompts, ids, make_reference(work), longest, facts)
 
 
@@ -120,8 +120,8 @@ def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tupl
     dtype = DTYPES[sizes.dtype]
     source: Any = load(folder, dtype).to(device)
     grown = inflate(source, shape, SEED, dtype, device)
-    found = compare(source, grown, zoo_inputs(folder, sizes.checked, SEED), sizes.max_new_tokens)
-    check = asdict(found.require_equal(folder.name, shape))
+    difference = compare(source, grown, zoo_inputs(folder, sizes.checked, SEED), sizes.max_new_tokens)
+    check = asdict(difference.require_equal(folder.name, shape))
     return grown, asdict(shape) | {"num_parameters": grown.num_parameters(), "check": check}
 
 
@@ -130,10 +130,10 @@ def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
 
     Fusing merges weights in memory, so it precedes all captures.
     """
-    found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED, FUSED)}
-    let_capture(found[FUSED], fuses=True)
-    let_capture(found[CAPTURED])
-    return found
+    targets = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED, FUSED)}
+    let_capture(targets[FUSED], fuses=True)
+    let_capture(targets[CAPTURED])
+    return targets
 
 
 def drafted(drafter: Any, target: Any, gamma: int, rule: Acceptance | None = None) -> Method:
@@ -154,7 +154,7 @@ def make_image_models(sizes: Sizes, device: torch.device) -> ImageModels:
     """Make the image models with `sizes.grid`² codes per image; the weights do not depend on the grid."""
     source = load_gpt(CheckpointRef(str(IMAGES)), "float32", device)
     grown = inflate_gpt(source, sizes.image, SEED)
-    found = compare_gpts(source, grown, 1, SEED).require_equal(IMAGES.name, sizes.image)
+    difference = compare_gpts(source, grown, 1, SEED).require_equal(IMAGES.name, sizes.image)
     larger = Gpt(replace(grown.shape, grid=sizes.grid))
     larger.load_state_dict(grown.state_dict())
     larger = larger.requires_grad_(False).eval().to(device, DTYPES[sizes.dtype])
@@ -162,8 +162,8 @@ def make_image_models(sizes: Sizes, device: torch.device) -> ImageModels:
     let_capture(models[CAPTURED])
     facts = asdict(sizes.image) | {
         "grid": sizes.grid,
-        "num_parameters": sum(one.numel() for one in larger.parameters()),
-        "check": asdict(found),
+        "num_parameters": sum(parameter.numel() for parameter in larger.parameters()),
+        "check": asdict(difference),
     }
     classes = source.shape.num_classes
     assert classes is not None, IMAGES

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.decoding import HasTime, Row, measure_places
+from benchmarks.gpu.decoding import HasTime, Row, measure_all
 from benchmarks.gpu.models import EAGER, FUSED, SEED, TextPair
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.clock import seconds_of
@@ -26,11 +26,11 @@ STEPS = (EAGER, FUSED)
 
 def measure_prefill(pair: TextPair, sizes: Sizes, gemm_flop_per_s: float, has_time: HasTime) -> dict[str, Any]:
     """Return a row for each size of a prefill and each step, and what was left out and why."""
-    places = {
+    measurements = {
         f"{rows} × {tokens} tokens": partial(_measure, pair, rows, tokens, sizes, gemm_flop_per_s)
         for rows, tokens in sizes.prompts
     }
-    return measure_places(places, has_time)
+    return measure_all(measurements, has_time)
 
 
 @torch.inference_mode()
@@ -41,9 +41,9 @@ def _measure(pair: TextPair, num_rows: int, num_tokens: int, sizes: Sizes, gemm_
     embeddings: Tensor = pair.targets[EAGER].decoder.get_input_embeddings().weight  # type: ignore[operator]
     shape = (num_rows, num_tokens)
     token_ids = torch.randint(len(embeddings), shape, generator=generator, device=device)
-    places = torch.arange(num_tokens, device=device)
+    positions = torch.arange(num_tokens, device=device)
     visual = torch.zeros(num_tokens, dtype=torch.bool, device=device)
-    prompts = [[Prefix(ids, embeddings[ids].to(DTYPES[sizes.dtype]), places, visual)] for ids in token_ids]
+    prompts = [[Prefix(ids, embeddings[ids].to(DTYPES[sizes.dtype]), positions, visual)] for ids in token_ids]
     slots = SlotBatch(torch.arange(num_rows, device=device), tuple(range(num_rows)), (0,) * num_rows)
     flop = pair.facts["target"]["num_parameters"] * 2 * num_rows * num_tokens
     rows, states = [], {}

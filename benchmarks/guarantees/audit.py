@@ -48,7 +48,7 @@ def write_source(case: str, folder: Path) -> str:
     if case.endswith("captions"):
         write_parquet(draw_rows(NUM_SCENES, 5), folder / "rows")  # three rows are broken and have no loss
         return "caption"
-    asked = [listing.write_prompt(*one) for one in held_out_questions(NUM_QUESTIONS, 9)]
+    asked = [listing.write_prompt(*question) for question in held_out_questions(NUM_QUESTIONS, 9)]
     rows = {"id": [f"q{number}" for number in range(len(asked))], "question": asked}
     pq.write_table(pa.table(rows), folder / "rows.parquet")
     return "text"
@@ -87,21 +87,21 @@ def measure(ids: Sequence[str], losses: Sequence[float]) -> Results:
     strict = AuditConfig(share=SHARE, max_loss=min(max(true / 2, 1e-3), 0.99), min_rows=len(losses))
     seeds = []
     for seed in range(NUM_SEEDS):
-        chosen = [one for name, one in zip(ids, losses, strict=True) if is_audited(SHARE, seed, name)]
-        ever_outside, ended_at, found = False, None, Losses()
+        chosen = [loss for name, loss in zip(ids, losses, strict=True) if is_audited(SHARE, seed, name)]
+        ever_outside, ended_at, observed = False, None, Losses()
         low, high = 0.0, 1.0
-        for one in chosen:
-            found = found.plus(Losses(1, one))
-            low, high = loss_interval(found.num_rows, found.total, CONFIDENCE)
+        for loss in chosen:
+            observed = observed.plus(Losses(1, loss))
+            low, high = loss_interval(observed.num_rows, observed.total, CONFIDENCE)
             ever_outside |= not low <= true <= high
-            if ended_at is None and verdict(strict, found):
-                ended_at = found.num_rows
+            if ended_at is None and verdict(strict, observed):
+                ended_at = observed.num_rows
         is_inside = low <= true <= high
         seeds.append(
             {
                 "seed": seed,
-                "num_rows": found.num_rows,
-                "mean": round(found.total / max(1, found.num_rows), 5),
+                "num_rows": observed.num_rows,
+                "mean": round(observed.total / max(1, observed.num_rows), 5),
                 "low": round(low, 5),
                 "high": round(high, 5),
                 "is_inside": is_inside,
@@ -122,7 +122,7 @@ def main() -> int:
         ids = rows["sample_id"].to_pylist()
         pairs = zip(rows["token_ids"].to_pylist(), rows["audit_token_ids"].to_pylist(), strict=True)
         results["cases"][f"{case}, edit"] = measure(ids, rows["audit_loss"].to_pylist())
-        results["cases"][f"{case}, exact"] = measure(ids, [float(own != plain) for own, plain in pairs])
+        results["cases"][f"{case}, exact"] = measure(ids, [float(tokens != plain) for tokens, plain in pairs])
         progress(case)
     return finish(RESULTS, results)
 

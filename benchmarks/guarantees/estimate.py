@@ -88,8 +88,8 @@ def write_drafter(folder: Path, workload: Workload) -> Path:
 
 def write_prompts(path: Path, num_questions: int) -> None:
     """Write one prompt of `num_questions` questions per line."""
-    asked = [listing.write_prompt(*one) for one in held_out_questions(MAX_ROWS, 7)]
-    prompts = [" ".join(asked[(row + place) % MAX_ROWS] for place in range(num_questions)) for row in range(MAX_ROWS)]
+    asked = [listing.write_prompt(*question) for question in held_out_questions(MAX_ROWS, 7)]
+    prompts = [" ".join(asked[(row + index) % MAX_ROWS] for index in range(num_questions)) for row in range(MAX_ROWS)]
     path.write_text("\n".join(prompts) + "\n", encoding="utf-8")
 
 
@@ -139,10 +139,10 @@ def measure(workload: Workload, folder: Path, target: Path) -> Results:
     for number, order in enumerate(turns(list(methods), NUM_REPEATS)):
         for name in order:
             output = folder / f"{name}-{number}"
-            seconds, found = run_whole(job_of(workload, methods[name], folder, target, output))
+            seconds, run_texts = run_whole(job_of(workload, methods[name], folder, target, output))
             row_s[name].append(seconds)
-            texts = texts or found
-            num_equal += len(found.items() & texts.items())
+            texts = texts or run_texts
+            num_equal += len(run_texts.items() & texts.items())
     speedups = [plain / other for plain, other in zip(row_s["plain"], row_s["chain"], strict=True)]
     return {
         "verdict": verdict.to_json(),
@@ -157,17 +157,17 @@ def measure(workload: Workload, folder: Path, target: Path) -> Results:
 def main(arguments: list[str] | None = None) -> int:
     command_line("guarantees.estimate", __doc__).parse_args(arguments)
     disable_progress_bar()
-    found: Results = {"machine": machine(), "torch": torch.__version__, "num_rows": NUM_ROWS, "slots": SLOTS}
-    found["workloads"] = {}
+    results: Results = {"machine": machine(), "torch": torch.__version__, "num_rows": NUM_ROWS, "slots": SLOTS}
+    results["workloads"] = {}
     with tempfile.TemporaryDirectory() as temporary, ray_session.session(JobSectionConfig()):
         target = Path(temporary) / "target"
         inflate_folder(CHECKPOINTS / "text_target", target, SHAPE, "float32", **CHECKED)
         for name, workload in WORKLOADS.items():
             folder = Path(temporary) / name.replace(" ", "-").replace(",", "")
             folder.mkdir()
-            found["workloads"][name] = measure(workload, folder, target)
-            progress(name, [round(one, 3) for one in found["workloads"][name]["speedups"]])
-    return finish(RESULTS, found)
+            results["workloads"][name] = measure(workload, folder, target)
+            progress(name, [round(value, 3) for value in results["workloads"][name]["speedups"]])
+    return finish(RESULTS, results)
 
 
 if __name__ == "__main__":

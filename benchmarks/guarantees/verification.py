@@ -88,37 +88,37 @@ def plant(output: Path, seed: int) -> str:
     rng = random.Random(seed)
     path = rng.choice(sorted((output / "data").glob("*.parquet")))
     rows = pq.read_table(path)
-    tokens, place = rows["token_ids"].to_pylist(), rng.randrange(rows.num_rows)
-    position = rng.randrange(len(tokens[place]))
-    tokens[place][position] += 1
+    tokens, row = rows["token_ids"].to_pylist(), rng.randrange(rows.num_rows)
+    position = rng.randrange(len(tokens[row]))
+    tokens[row][position] += 1
     index = rows.schema.get_field_index("token_ids")
     changed = rows.set_column(index, rows.schema.field(index), pa.array(tokens, rows.schema.field(index).type))
     sink = io.BytesIO()
     pq.write_table(changed.replace_schema_metadata(rows.schema.metadata), sink)
     path.write_bytes(sink.getvalue())
-    return str(rows["sample_id"][place].as_py())
+    return str(rows["sample_id"][row].as_py())
 
 
 def detection(folder: Path, num_seeds: int) -> dict[str, Any]:
     """Plant a fault in the output `folder`/faulty, and count the seeds of the choice that find it, by share."""
     run(make_plan(config_of(folder, "faulty", "sd_chain_text")))
     wrong = plant(folder / "faulty", 0)
-    whole = prepare(Settings(f"{folder}/faulty", 1.0))
-    [recorded] = rounds(whole.job, whole.choice, whole.num_chosen)
-    again = pa.concat_tables(decode_again(whole, recorded, results))
+    verification = prepare(Settings(f"{folder}/faulty", 1.0))
+    [recorded] = rounds(verification.job, verification.choice, verification.num_chosen)
+    again = pa.concat_tables(decode_again(verification, recorded, results))
     cells = []
     for share in SHARES:
         num_found = num_false = num_chosen = 0
         for seed in range(num_seeds):
             choice = SampleShare(share, seed)
-            total = count_chosen(whole.job, choice)[1]
+            total = count_chosen(verification.job, choice)[1]
             num_chosen += total
             if not total:
                 continue
-            [chosen] = rounds(whole.job, choice, total)
+            [chosen] = rounds(verification.job, choice, total)
             compared = RowComparison(chosen, loss_of("exact", "metric"))
             compared.add(again)
-            differing = {one["sample_id"] for one in compared.differences}
+            differing = {row["sample_id"] for row in compared.differences}
             num_found += wrong in differing
             num_false += len(differing - {wrong})
         cells.append(
@@ -131,11 +131,11 @@ def detection(folder: Path, num_seeds: int) -> dict[str, Any]:
             }
         )
         progress(f"share {share:g}: found by {num_found} of {num_seeds} seeds")
-    found = verify(whole, results)
+    result = verify(verification, results)
     return {
-        "num_rows": whole.num_rows,
+        "num_rows": verification.num_rows,
         "cells": cells,
-        "whole": {name: found.counts[name] for name in ("equal", DIFFERENT)},
+        "whole": {name: result.counts[name] for name in ("equal", DIFFERENT)},
     }
 
 
@@ -144,22 +144,22 @@ def clean_outputs(folder: Path) -> list[dict[str, Any]]:
     cells = []
     for number, (method, sampling) in enumerate(CLEAN):
         run(make_plan(config_of(folder, f"clean{number}", method, **sampling)))
-        found = verify(prepare(Settings(f"{folder}/clean{number}", 1.0)), results)
-        cell = {"method": method, "sampling": sampling, "num_rows": found.num_samples, **found.to_json()["loss"]}
-        cells.append(cell | {"num_different": found.num_different, "num_tie": found.counts["tie"]})
-        progress(f"{method} {sampling}: {found.num_different} of {found.num_samples} rows differ")
+        result = verify(prepare(Settings(f"{folder}/clean{number}", 1.0)), results)
+        cell = {"method": method, "sampling": sampling, "num_rows": result.num_samples, **result.to_json()["loss"]}
+        cells.append(cell | {"num_different": result.num_different, "num_tie": result.counts["tie"]})
+        progress(f"{method} {sampling}: {result.num_different} of {result.num_samples} rows differ")
     return cells
 
 
 def run_all(num_rows: int, num_clean_rows: int, num_seeds: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, session(JobSectionConfig(num_cpus=2), log_to_driver=False):
         folder, other = Path(name) / "fault", Path(name) / "clean"
-        for place, count in ((folder, num_rows), (other, num_clean_rows)):
-            place.mkdir()
-            write_source(place, count, seed)
-        found = detection(folder, num_seeds)
+        for path, count in ((folder, num_rows), (other, num_clean_rows)):
+            path.mkdir()
+            write_source(path, count, seed)
+        detected = detection(folder, num_seeds)
         clean = clean_outputs(other)
-    return {"num_seeds": num_seeds, "seed": seed, "torch": torch.__version__, "detection": found, "clean": clean}
+    return {"num_seeds": num_seeds, "seed": seed, "torch": torch.__version__, "detection": detected, "clean": clean}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,8 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="seeds of the choice for each share (1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts")
     options = parser.parse_args(arguments)
-    found = run_all(options.rows, options.clean_rows, options.seeds, options.seed)
-    return finish(RESULTS, found)
+    figures = run_all(options.rows, options.clean_rows, options.seeds, options.seed)
+    return finish(RESULTS, figures)
 
 
 if __name__ == "__main__":

@@ -94,13 +94,13 @@ class WatchedRecorder:
         """See `models.backends.recorder.KernelRecorder`."""
         self._recorded()
         out, replay = self._recorder.record(run)
-        found = self._recorded()
+        recorded = self._recorded()
 
         def watched() -> None:
             start = mark(self._device)
             replay()
             self._spans.append((start, mark(self._device)))
-            self._replayed(found)
+            self._replayed(recorded)
 
         return out, watched
 
@@ -139,24 +139,24 @@ class DeviceClock:
     def read(self) -> dict[str, Reading]:
         """Return the readings since the last call."""
         wait(self._device)
-        found = {kind: Reading() for kind in KINDS}
+        readings = {kind: Reading() for kind in KINDS}
         for kind, is_forward, start, end, num_bytes in self._spans:
-            one, seconds = found[kind], seconds_between(start, end)
-            one.calls += is_forward
-            one.seconds += seconds
-            one.num_bytes += num_bytes
+            reading, seconds = readings[kind], seconds_between(start, end)
+            reading.calls += is_forward
+            reading.seconds += seconds
+            reading.num_bytes += num_bytes
             # Output layers are not replayed and keep the device busy.
-            one.busy_s += 0.0 if is_forward or kind == "prompts" or not self.watched else seconds
+            reading.busy_s += 0.0 if is_forward or kind == "prompts" or not self.watched else seconds
         for watched, kind in zip(self.watched, KINDS[1:], strict=False):
-            found[kind].busy_s += watched.take_s()
+            readings[kind].busy_s += watched.take_s()
         for kind, num_bytes in self._replayed:
-            found[kind].calls += 1
-            found[kind].num_bytes += num_bytes
+            readings[kind].calls += 1
+            readings[kind].num_bytes += num_bytes
         if self._steps is not None:
-            found["target"].busy_s += self._steps.take_s()
+            readings["target"].busy_s += self._steps.take_s()
         self._spans.clear()
         self._replayed.clear()
-        return found
+        return readings
 
     def _watch_slots(self, runner: StepRunner) -> None:
         run = runner.run
@@ -168,8 +168,8 @@ class DeviceClock:
         runner.run = noted  # type: ignore[method-assign,assignment]
 
     def _take_recorded(self) -> list[tuple[str, BytesRead, int]]:
-        found, self._in_recording = self._in_recording, []
-        return found
+        recorded, self._in_recording = self._in_recording, []
+        return recorded
 
     def _count_replayed(self, recorded: list[tuple[str, BytesRead, int]]) -> None:
         self._replayed += [(kind, read(self._slots, num_nodes)) for kind, read, num_nodes in recorded]
@@ -209,8 +209,10 @@ def bytes_read(model: LaneModel, weights: int, column: int, slots: SlotBatch, nu
 def bytes_of_weights(model: LaneModel) -> int:
     """Return the bytes of weights that one forward reads: all but the input embeddings."""
     table = model.decoder.get_input_embeddings().weight  # type: ignore[operator]
-    parameters = {id(one): one for part in (model.decoder, model.head) for one in part.parameters()}
-    return sum(one.numel() * one.element_size() for one in parameters.values() if one is not table)
+    parameters = {id(parameter): parameter for part in (model.decoder, model.head) for parameter in part.parameters()}
+    return sum(
+        parameter.numel() * parameter.element_size() for parameter in parameters.values() if parameter is not table
+    )
 
 
 def bytes_of_column(model: LaneModel) -> int:

@@ -31,14 +31,14 @@ OF_MEMORY = 0.7
 
 def checked(done: Sequence[Completion]) -> list[Completion]:
     """Return the same completions; raise RuntimeError if one has an error."""
-    if broken := [one.error for one in done if one.error is not None]:
+    if broken := [completion.error for completion in done if completion.error is not None]:
         raise RuntimeError(f"{len(broken)} requests failed: {broken[0]}")
     return list(done)
 
 
 def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """Return all completions in the order of `requests`; raise RuntimeError if a request failed or has none."""
-    done = {one.sample_id: one for one in engine.run(requests)}
+    done = {completion.sample_id: completion for completion in engine.run(requests)}
     if len(done) != len(requests):
         raise RuntimeError(f"{len(requests) - len(done)} of {len(requests)} requests have no completion")
     return checked([done[request.sample_id] for request in requests])
@@ -46,29 +46,35 @@ def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion
 
 def outcome_of(seconds: float, done: Sequence[Completion]) -> Outcome:
     """Return the outcome of a timed pass; its number of steps is 0 if nothing was drafted."""
-    telemetry = [one.telemetry for one in done]
-    num_steps = sum(one.num_spec_steps for one in telemetry) if any(one.num_draft_tokens for one in telemetry) else 0
-    outputs = [list(one.token_ids) for one in done]
-    return Outcome(seconds, outputs, num_steps, sum(one.num_accepted_draft_tokens for one in telemetry))
+    telemetry = [completion.telemetry for completion in done]
+    num_steps = (
+        sum(entry.num_spec_steps for entry in telemetry) if any(entry.num_draft_tokens for entry in telemetry) else 0
+    )
+    outputs = [list(completion.token_ids) for completion in done]
+    return Outcome(seconds, outputs, num_steps, sum(entry.num_accepted_draft_tokens for entry in telemetry))
 
 
 def acceptance_of(done: Sequence[Completion]) -> dict[str, float]:
     """Return acceptance length (bonus token included; total over total; standard error over samples), drafts per step,
     and the share of relaxed acceptances."""
-    telemetry = [one.telemetry for one in done]
-    accepted, steps = [one.num_accepted_draft_tokens for one in telemetry], [one.num_spec_steps for one in telemetry]
+    telemetry = [completion.telemetry for completion in done]
+    accepted = [entry.num_accepted_draft_tokens for entry in telemetry]
+    steps = [entry.num_spec_steps for entry in telemetry]
     num_steps, num_accepted = max(1, sum(steps)), max(1, sum(accepted))
     return {
         "mean_acceptance_length": 1.0 + sum(accepted) / num_steps,
         "acceptance_length_se": ratio_error(accepted, steps),
-        "drafted_per_step": sum(one.num_draft_tokens for one in telemetry) / num_steps,
-        "relaxed_share": sum(one.num_relaxed_accepts for one in telemetry) / num_accepted,
+        "drafted_per_step": sum(entry.num_draft_tokens for entry in telemetry) / num_steps,
+        "relaxed_share": sum(entry.num_relaxed_accepts for entry in telemetry) / num_accepted,
     }
 
 
 def sum_histograms(done: Sequence[Completion]) -> list[int]:
     """Return the number of steps that accepted 0, 1, … drafts, over all samples."""
-    return [sum(counts) for counts in zip_longest(*(one.telemetry.acceptance_histogram for one in done), fillvalue=0)]
+    return [
+        sum(counts)
+        for counts in zip_longest(*(completion.telemetry.acceptance_histogram for completion in done), fillvalue=0)
+    ]
 
 
 def plain() -> Method:
@@ -97,7 +103,7 @@ def lanes_of(engine: Engine) -> list[LaneModel]:
 
 def count_tokens(engine: Engine) -> int:
     """Return the number of tokens of all unfinished rows."""
-    return sum(len(one.token_ids) for one in engine._slots.progress if one is not None)
+    return sum(len(state.token_ids) for state in engine._slots.progress if state is not None)
 
 
 def kv_bytes(model: Target, num_positions: int) -> int:

@@ -44,8 +44,8 @@ class Forced(Acceptance):
         draws = verification.noise.uniform(Stream.RULE)[:, : tree.num_levels]
         taken = (draws < self.rate) & tree.valid[:, 1:]
         n = 1 + taken.long().cumprod(dim=1).sum(dim=1)
-        place = torch.arange(tree.num_levels + 1, device=n.device)
-        path = torch.where(place < n[:, None], place, 0)
+        index = torch.arange(tree.num_levels + 1, device=n.device)
+        path = torch.where(index < n[:, None], index, 0)
         expected = torch.cat([tree.tokens[:, :1], choice[:, :-1]], dim=1)
         relaxed = (path > 0) & (tree.tokens != expected)
         return AcceptanceResult(path, n, choice.gather(1, (n - 1)[:, None])[:, 0], relaxed)
@@ -107,7 +107,7 @@ def time_steps(
     """
     for request in requests:
         engine.submit(request)
-    ended = [one for _ in range(num_warm) for one in engine.step()]
+    ended = [completion for _ in range(num_warm) for completion in engine.step()]
     before, num_done, seconds = count_tokens(engine), 0, 0.0
     start = time.perf_counter()
     while not ended and num_done < num_steps and (num_done < 4 or seconds < enough_s):

@@ -20,7 +20,7 @@ class Cells(string.Formatter):
         if value is None:
             return "withheld"
         if isinstance(value, list):
-            return " · ".join(self.format_field(one, format_spec) for one in value)
+            return " · ".join(self.format_field(item, format_spec) for item in value)
         if isinstance(value, Mapping):
             if "num_equal" in value:
                 return equality(dict(value))
@@ -68,9 +68,9 @@ def goals_table(goals: Iterable[tuple[str, bool | None, str]]) -> str:
     return table("what was to be shown | figures | reached", rows)
 
 
-def left_out(places: Iterable[tuple[str, str]]) -> str:
+def left_out(pairs: Iterable[tuple[str, str]]) -> str:
     """Render (missing resource, configuration) pairs that were not measured as sentences."""
-    return "".join(f" Left out for lack of {missing}: {place}." for missing, place in places)
+    return "".join(f" Left out for lack of {missing}: {configuration}." for missing, configuration in pairs)
 
 
 def inflated(results: Results) -> str:

@@ -34,8 +34,8 @@ class PacedEngine:
         """Sleep until the next row ends, and return all rows that have ended."""
         time.sleep(max(0.0, min(end_s for end_s, _ in self._running) - time.monotonic()))
         now_s = time.monotonic()
-        ended = [one for one in self._running if one[0] <= now_s]
-        self._running = [one for one in self._running if one[0] > now_s]
+        ended = [entry for entry in self._running if entry[0] <= now_s]
+        self._running = [entry for entry in self._running if entry[0] > now_s]
         self._free_since_s += [end_s for end_s, _ in ended]
         tokens = tuple(range(48))
         return [

@@ -168,13 +168,13 @@ def versions_of(*modules: ModuleType) -> dict[str, str]:
 
 def group_members(leader: int) -> list[int]:
     """Return the ids of the processes in the group of `leader`."""
-    found = []
+    ids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # The name in parentheses may contain spaces and parentheses.
             if int(stat.read_text().rpartition(")")[2].split()[2]) == leader:
-                found.append(int(stat.parent.name))
-    return found
+                ids.append(int(stat.parent.name))
+    return ids
 
 
 def peak_bytes_of(pid: int) -> int:

@@ -50,12 +50,12 @@ def ulp(value: float, dtype: str) -> float:
     return math.ldexp(1.0, math.frexp(abs(value) or SMALLEST)[1] - 1 - FRACTION_BITS[dtype])
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     """Return the first index at which two sequences differ, possibly the end of the shorter; None if they are equal."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
-            return place
-    return None if len(one) == len(other) else min(len(one), len(other))
+            return index
+    return None if len(first) == len(second) else min(len(first), len(second))
 
 
 def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any]], dtype: str) -> Verdict:
@@ -65,13 +65,13 @@ def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any
     num_equal = num_close = num_different = 0
     worst = 0.0
     for output, expected in zip(outputs, reference, strict=True):
-        place = first_difference(output, expected["tokens"])
-        if place is None:
+        index = first_difference(output, expected["tokens"])
+        if index is None:
             num_equal += 1
-        elif place == min(len(output), len(expected["tokens"])):
+        elif index == min(len(output), len(expected["tokens"])):
             num_different += 1
         else:
-            share = expected["gap"][place] / (TOLERANCE_ULPS * ulp(expected["top"][place], dtype))
+            share = expected["gap"][index] / (TOLERANCE_ULPS * ulp(expected["top"][index], dtype))
             worst = max(worst, share)
             num_close += share <= 1.0
             num_different += share > 1.0
@@ -108,9 +108,10 @@ def make_row(
     """
     if not passes:
         raise ValueError("no pass was timed")
-    verdict = judge([output for one in passes for output in one.outputs], [*reference] * len(passes), dtype)
-    steps, accepted = sum(one.num_steps for one in passes), sum(one.num_accepted for one in passes)
-    seconds, num_tokens = [one.seconds for one in passes], [sum(map(len, one.outputs)) for one in passes]
+    verdict = judge([output for outcome in passes for output in outcome.outputs], [*reference] * len(passes), dtype)
+    steps, accepted = sum(outcome.num_steps for outcome in passes), sum(outcome.num_accepted for outcome in passes)
+    seconds = [outcome.seconds for outcome in passes]
+    num_tokens = [sum(map(len, outcome.outputs)) for outcome in passes]
     row: dict[str, Any] = {
         "seconds": seconds,
         "num_requests": len(reference),

@@ -81,10 +81,10 @@ def compare(
     """Run both models greedily over samples of one row each and compare them."""
     pairs, firsts = [], []
     for sample in samples:
-        expected, found = (_generate(model, sample, max_new_tokens) for model in (source, inflated))
+        expected, actual = (_generate(model, sample, max_new_tokens) for model in (source, inflated))
         prompt = sample["input_ids"].shape[1]
         pairs.append((_logits(source, sample, expected, prompt), _logits(inflated, sample, expected, prompt)))
-        firsts.append(first_difference(expected[prompt:].tolist(), found[prompt:].tolist()))
+        firsts.append(first_difference(expected[prompt:].tolist(), actual[prompt:].tolist()))
     return summarise(str(source.dtype), pairs, firsts)
 
 

@@ -50,8 +50,8 @@ def inflate_folder(
     for each in dict.fromkeys(("float32", dtype)):
         model = load(source, DTYPES[each])
         grown = inflate(model, shape, seed)
-        found = compare(model, grown, zoo_inputs(source, num_prompts, seed), max_new_tokens)
-        differences.append(asdict(found.require_equal(source, shape)))
+        difference = compare(model, grown, zoo_inputs(source, num_prompts, seed), max_new_tokens)
+        differences.append(asdict(difference.require_equal(source, shape)))
     note = {"shape": asdict(shape), "dtype": dtype, "seed": seed, "differences": differences}
     note["num_parameters"] = grown.num_parameters()
     partial = destination.with_name(destination.name + ".partial")

@@ -60,9 +60,9 @@ def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Differe
 
 def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
     """Return the logits (n + 1, V) of the first code and of the codes after each of n codes."""
-    place = gpt.output.weight.device
-    before = gpt.embed_class(condition) if isinstance(condition, int) else gpt.embed_text(condition.to(place))
-    inputs = torch.cat([before, gpt.embed_tokens(codes.to(place))])[None]
-    hidden = gpt(inputs, torch.arange(inputs.shape[1], device=place)[None]).last_hidden_state
+    device = gpt.output.weight.device
+    before = gpt.embed_class(condition) if isinstance(condition, int) else gpt.embed_text(condition.to(device))
+    inputs = torch.cat([before, gpt.embed_tokens(codes.to(device))])[None]
+    hidden = gpt(inputs, torch.arange(inputs.shape[1], device=device)[None]).last_hidden_state
     logits: Tensor = gpt.output(hidden[0, len(before) - 1 :])
     return logits.cpu().double()

@@ -61,8 +61,8 @@ def named_shape(name: str) -> Shape:
     none."""
     if name in SHAPES:
         return SHAPES[name]
-    if found := re.fullmatch(r"draft-(0?\.\d+)", name):
-        return drafter_shape(SHAPES["0.3B"], float(found[1]))
+    if match := re.fullmatch(r"draft-(0?\.\d+)", name):
+        return drafter_shape(SHAPES["0.3B"], float(match[1]))
     raise InflationError(f"no shape {name!r}: known are {', '.join(SHAPES)} and draft-<ratio>")
 
 

@@ -90,7 +90,7 @@ class Bench:
         if name not in self._features:
             plain = self.world.paint(codes_of(self.plain(temperature, temperature > 0)))
             self._features[name] = self.world.judge.features(plain)
-        scores = [one.score for one in self.world.prompts[: len(images)]]
+        scores = [prompt.score for prompt in self.world.prompts[: len(images)]]
         references = {"real": self._features["real"], "plain": self._features[name]}
         return measure_quality(self.world.judge, images, scores, references)
 
@@ -160,13 +160,13 @@ class Bench:
         }
 
         def make(source: str, metric: str, k: int, drawn: bool) -> dict[str, Any]:
-            codes, place, table = sources[source](), world.share(k), self.tables[metric]
+            codes, rank, table = sources[source](), world.share(k), self.tables[metric]
             if drawn:
-                images = world.paint(draw_neighbours(codes, table, place, self.seed))
+                images = world.paint(draw_neighbours(codes, table, rank, self.seed))
             else:
-                images = world.paint(replace_codes(codes, table, place - 1))
+                images = world.paint(replace_codes(codes, table, rank - 1))
             ratio = signal_to_noise(images, world.paint(codes))
-            cell = {"source": source, "metric": metric, "k": k, "place": place, "drawn": drawn, "snr_db": ratio}
+            cell = {"source": source, "metric": metric, "k": k, "place": rank, "drawn": drawn, "snr_db": ratio}
             return cell | self.quality(images, 1.0)
 
         settings = [(f"{m}/{k}", m, k, False) for m in METRICS for k in (1, *KS) if m != "random" or k == KS[-1]]
@@ -184,10 +184,10 @@ def measure_cost(done: Sequence[Completion], plain: Sequence[Completion]) -> dic
     """Return acceptance and forwards per image; drafter forwards are those of the whole batch."""
     return {
         "num_images": len(done),
-        "num_codes": sum(len(one.token_ids) for one in done),
+        "num_codes": sum(len(completion.token_ids) for completion in done),
         **acceptance_of(done),
-        "target_forwards_per_image": sum(one.telemetry.target_forwards for one in done) / len(done),
-        "drafter_forwards_per_image": sum(one.telemetry.drafter_forwards for one in done) / len(done),
+        "target_forwards_per_image": sum(completion.telemetry.target_forwards for completion in done) / len(done),
+        "drafter_forwards_per_image": sum(completion.telemetry.drafter_forwards for completion in done) / len(done),
         "equal_share": sum(a.token_ids == b.token_ids for a, b in zip(done, plain, strict=True)) / len(done),
     }
 
@@ -249,7 +249,7 @@ def draw_sheets(world: World, seed: int, folder: Path = DOCS) -> list[Path]:
         row = row_named(name)
         done = world.decode(world.build(row.method(world.share)), world.requests(1.0, seed, NUM_SHOWN))
         title = row.label.replace("δ", "delta")  # the font has no Greek
-        captions = [one.prompt for one in world.prompts[:NUM_SHOWN]]
+        captions = [prompt.prompt for prompt in world.prompts[:NUM_SHOWN]]
         files.append(folder / f"images_{world.kind}_{last}.png")
         files[-1].write_bytes(contact_sheet(world.paint(codes_of(done)), captions, SHEET_COLUMNS, SIDE_PX, title))
     return files

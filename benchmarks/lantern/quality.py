@@ -69,18 +69,18 @@ def measure_quality(
     """Return shares of right images and attributes, and Fréchet distances to `references`, with errors `…_se`."""
     scored = [score(seen) for score, seen in zip(scores, judge.read(images), strict=True)]
     all_right, right, stated = zip(*scored, strict=True)
-    whole = sum(all_right) / len(scored)
-    found: dict[str, Any] = {
-        "whole": whole,
-        "whole_se": math.sqrt(whole * (1 - whole) / len(scored)),
+    share = sum(all_right) / len(scored)
+    results: dict[str, Any] = {
+        "whole": share,
+        "whole_se": math.sqrt(share * (1 - share) / len(scored)),
         "attributes": sum(right) / sum(stated),
         "attributes_se": ratio_error(right, stated),
     }
     features = judge.features(images)
     for name, reference in references.items():
-        found[f"frechet_{name}"] = frechet_distance(features, reference)
-        found[f"frechet_{name}_se"] = jackknife(features, partial(frechet_distance, reference))
-    return found
+        results[f"frechet_{name}"] = frechet_distance(features, reference)
+        results[f"frechet_{name}_se"] = jackknife(features, partial(frechet_distance, reference))
+    return results
 
 
 def jackknife(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64]], float]) -> float:
@@ -88,13 +88,13 @@ def jackknife(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64
     folds = min(NUM_FOLDS, len(values) // 2)
     if folds < 2:
         return 0.0
-    kept = [measure(values[np.arange(len(values)) % folds != fold]) for fold in range(folds)]
-    return math.sqrt((folds - 1) / folds * sum((one - sum(kept) / folds) ** 2 for one in kept))
+    estimates = [measure(values[np.arange(len(values)) % folds != fold]) for fold in range(folds)]
+    return math.sqrt((folds - 1) / folds * sum((estimate - sum(estimates) / folds) ** 2 for estimate in estimates))
 
 
-def replace_codes(codes: NDArray[np.int32], table: Tensor, place: int) -> NDArray[np.int32]:
-    """Replace every code of (n, grid²) by its neighbour in column `place` of the table (V, k), 0 being the nearest."""
-    return table[:, place].numpy().astype(np.int32)[codes]
+def replace_codes(codes: NDArray[np.int32], table: Tensor, column: int) -> NDArray[np.int32]:
+    """Replace every code of (n, grid²) by its neighbour in a column of the table (V, k), the nearest in column 0."""
+    return table[:, column].numpy().astype(np.int32)[codes]
 
 
 def draw_neighbours(codes: NDArray[np.int32], table: Tensor, k: int, seed: int) -> NDArray[np.int32]:
@@ -106,5 +106,5 @@ def draw_neighbours(codes: NDArray[np.int32], table: Tensor, k: int, seed: int) 
 
 def signal_to_noise(images: Sequence[NDArray[np.uint8]], others: Sequence[NDArray[np.uint8]]) -> float:
     """Return the peak signal-to-noise ratio of two lists of images, in dB; infinite if they are equal."""
-    gap = np.mean([(one.astype(np.float64) - other) ** 2 for one, other in zip(images, others, strict=True)])
+    gap = np.mean([(image.astype(np.float64) - other) ** 2 for image, other in zip(images, others, strict=True)])
     return float(10 * np.log10(255.0**2 / gap)) if gap else math.inf

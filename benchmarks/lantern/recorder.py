@@ -84,8 +84,8 @@ class Recorder(Acceptance):
         for top in DRAFTER_TOPS:
             self._add(f"guessed_in_top{top}", (guessed & (order <= top)).any(dim=1))
         draft = tokens.gather(1, children.long().argmax(dim=1)[:, None])[:, 0]
-        own = law.gather(1, draft[:, None])[:, 0]
-        self._add("strict_probability", own)
+        draft_probs = law.gather(1, draft[:, None])[:, 0]
+        self._add("strict_probability", draft_probs)
         wanted = None
         if self.draft_stream == Stream.TOKEN:
             wanted = target_choice(verification)[rows, 0]
@@ -93,8 +93,8 @@ class Recorder(Acceptance):
         for setting, neighbourhood in self._around.items():
             near = neighbourhood.around(draft)
             near_probs = law.gather(1, near)
-            members = neighbourhood.members(draft, own, near, near_probs)
-            self._add(f"probability/{setting.name}", own + (near_probs * members).sum(dim=-1))
+            members = neighbourhood.members(draft, draft_probs, near, near_probs)
+            self._add(f"probability/{setting.name}", draft_probs + (near_probs * members).sum(dim=-1))
             if wanted is not None:
                 replaces_it = (members & (near == wanted[:, None])).any(dim=-1)
                 self._add(f"hit/{setting.name}", replaces_it | (wanted == draft))

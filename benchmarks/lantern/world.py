@@ -186,18 +186,18 @@ def _text_prompts(num: int, seed: int, text_encoder: T5Condition) -> tuple[list[
 def _class_prompts(num: int, seed: int) -> tuple[list[ImagePrompt], Pictures]:
     """Return prompts with labels in turn, and real images of the same labels."""
     per_class = -(-num // NUM_CLASSES)
-    found: dict[int, list[Scene]] = {label: [] for label in range(NUM_CLASSES)}
+    scenes: dict[int, list[Scene]] = {label: [] for label in range(NUM_CLASSES)}
     index = seed * 100_000
-    while min(map(len, found.values())) < per_class:
+    while min(map(len, scenes.values())) < per_class:
         scene = _draw_scene("class", index)
-        found[class_of(scene)].append(scene)
+        scenes[class_of(scene)].append(scene)
         index += 1
     prompts, real = [], []
     for index in range(per_class * NUM_CLASSES):
         turn, label = divmod(index, NUM_CLASSES)
         colour, shape = COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]
         prompts.append(ImagePrompt(f"class-{index}", f"{colour} {shape}", label, count_class(colour, shape)))
-        real.append(render_grainy(found[label][turn]))
+        real.append(render_grainy(scenes[label][turn]))
     return prompts, real
 
 

@@ -96,20 +96,20 @@ def run_all(
 def run_missing(results: dict[str, Any]) -> None:
     """Run the methods that `results` lacks, writing the file after each."""
     num_cases, seed = results["num_cases"], results["seed"]
-    for jobs, built, build, place in (
+    for jobs, built, build, methods in (
         (presets(), (), build_scenarios, results["methods"]),
         (presets(video=True) | built_jobs(), BUILT, build_video_scenarios, results["video"]["methods"]),
     ):
         alone = {**{name: preset for name, (preset, _) in ALONE.items()}, **PRUNED_ALONE}
         alone = {name: preset for name, preset in alone.items() if preset in jobs}
         names = [*dict.fromkeys([*jobs, *built]), *alone]
-        missing = [name for name in names if name not in place and (name in jobs or name in alone)]
+        missing = [name for name in names if name not in methods and (name in jobs or name in alone)]
         scenarios = build(num_cases, seed) if missing else {}
-        for name, found in run_all(jobs, missing, scenarios, seed):
-            place[name] = found
-            ordered = {name: place[name] for name in names if name in place}
-            place.clear()
-            place.update(ordered)
+        for name, result in run_all(jobs, missing, scenarios, seed):
+            methods[name] = result
+            ordered = {name: methods[name] for name in names if name in methods}
+            methods.clear()
+            methods.update(ordered)
             write_results(RESULTS, results)
 
 

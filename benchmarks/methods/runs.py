@@ -41,8 +41,8 @@ class FollowDrafter(Acceptance):
         choice = target_choice(verification)
         num_drafts = tree.valid[:, 1:].long().cumprod(dim=1).sum(dim=1)
         n = num_drafts.clamp_min(1)
-        place = torch.arange(tree.num_levels + 1, device=n.device)
-        path = torch.where(place < n[:, None], place, 0)
+        index = torch.arange(tree.num_levels + 1, device=n.device)
+        path = torch.where(index < n[:, None], index, 0)
         last = tree.tokens.gather(1, num_drafts[:, None])[:, 0]
         return AcceptanceResult(path, n, torch.where(num_drafts > 0, last, choice[:, 0]), path > 0)
 
@@ -58,14 +58,15 @@ def measure(
 ) -> dict[str, Any]:
     """Return the metrics of one method on one scenario; `…_se` are standard errors over cases."""
     completions = [done[case.case_id] for case in cases]
-    telemetry = [one.telemetry for one in completions]
-    tokens, steps = sum(len(one.token_ids) for one in completions), sum(one.num_spec_steps for one in telemetry)
+    telemetry = [completion.telemetry for completion in completions]
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    steps = sum(entry.num_spec_steps for entry in telemetry)
     cell: dict[str, Any] = {
         "num_cases": len(cases),
         "num_tokens": tokens,
         **acceptance_of(completions),
-        "target_forwards_per_token": sum(one.target_forwards for one in telemetry) / tokens,
-        "drafter_forwards_per_step": sum(one.drafter_forwards for one in telemetry) / max(1, steps),
+        "target_forwards_per_token": sum(entry.target_forwards for entry in telemetry) / tokens,
+        "drafter_forwards_per_step": sum(entry.drafter_forwards for entry in telemetry) / max(1, steps),
         "acceptance_histogram": sum_histograms(completions),
         "batch_forwards": target_forwards,
     }

@@ -47,32 +47,32 @@ class Case:
 
 def attribute_overlap(text: str, truth: str) -> tuple[int, int, int]:
     """Return the number of attribute words shared by `text` and `truth`, in `text`, and in `truth`."""
-    words = ([word.strip(".,:;") for word in one.split()] for one in (text, truth))
-    output, true = (Counter(word for word in one if word in ATTRIBUTE_WORDS) for one in words)
+    words = ([word.strip(".,:;") for word in string.split()] for string in (text, truth))
+    output, true = (Counter(word for word in tokens if word in ATTRIBUTE_WORDS) for tokens in words)
     return (output & true).total(), output.total(), true.total()
 
 
 def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
     """Return `num_cases` held-out cases of every scenario."""
     questions = other_questions(num_cases, seed)
-    found = {"single": _single(num_cases, seed)}
+    scenarios = {"single": _single(num_cases, seed)}
     for name, kind in (("two_images", "change"), ("second_turn", "second"), ("text_only", "text"), ("clip", "clip")):
-        found[name] = [_from_question(f"{name}-{i}", question) for i, question in enumerate(questions[kind])]
-    found["story"], found["long_clip"] = [], []
+        scenarios[name] = [_from_question(f"{name}-{i}", question) for i, question in enumerate(questions[kind])]
+    scenarios["story"], scenarios["long_clip"] = [], []
     for index in range(num_cases):
         rng = scene_rng("held_out", seed + 2, index)
         pictures = [render_scene(draw_scene(rng, "held_out")) for _ in range(STORY_IMAGES)]
         prompt = rng.choice(sorted(grammar.PROMPTS.values()))
         # The pair was not trained on five images, so answers have no score.
-        found["story"].append(_case(f"story-{index}", ask(prompt, pictures, ""), None))
+        scenarios["story"].append(_case(f"story-{index}", ask(prompt, pictures, ""), None))
         frames = [render_scene(frame) for frame in draw_clip(rng, "held_out", LONG_CLIP_FRAMES)]
-        found["long_clip"].append(_case(f"long_clip-{index}", ask(dialogue.CLIP_PROMPT, frames, ""), None))
-    return found
+        scenarios["long_clip"].append(_case(f"long_clip-{index}", ask(dialogue.CLIP_PROMPT, frames, ""), None))
+    return scenarios
 
 
 def build_video_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
     """Return `num_cases` held-out clips for each question, scored by the attributes that the true caption states."""
-    found: dict[str, list[Case]] = {name: [] for name in VIDEO}
+    scenarios: dict[str, list[Case]] = {name: [] for name in VIDEO}
     for index, (moved, phrasing, clip) in enumerate(held_out_clips(num_cases * len(VIDEO), seed)):
         content = [{"type": "video"}, {"type": "text", "text": motion.PROMPTS[phrasing]}]
 
@@ -80,8 +80,8 @@ def build_video_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
             return attributes_right(moved, phrasing, text)
 
         case = Case(f"{phrasing}-{index}", ({"role": "user", "content": content},), (), score, videos=(clip,))
-        found[phrasing].append(case)
-    return found
+        scenarios[phrasing].append(case)
+    return scenarios
 
 
 def _single(num_cases: int, seed: int) -> list[Case]:

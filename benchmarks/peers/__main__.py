@@ -41,8 +41,8 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dic
     ]
     prompts = held_out_prompts(max(cell.num_requests for cell in cells), SEED)
     work = make_work(options, prompts, MAX_NEW_TOKENS, max(BATCHES))
-    found = compare(work, contenders, cells, options.launches, options.scratch)
-    return {"target": "text_target", "drafter": "text_drafter", **description, **found}
+    results = compare(work, contenders, cells, options.launches, options.scratch)
+    return {"target": "text_target", "drafter": "text_drafter", **description, **results}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -61,13 +61,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
-        found = measure(options, [one for one in CONTENDERS if not (options.without_vllm and one.is_vllm)])
+        results = measure(
+            options, [contender for contender in CONTENDERS if not (options.without_vllm and contender.is_vllm)]
+        )
     except (PeerError, EnvironmentRefused, CheckpointError, InflationError) as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1
-    print(show("peers", found, "peers"))
+    print(show("peers", results, "peers"))
     if not options.without_vllm:
-        write_results(RESULTS, found)
+        write_results(RESULTS, results)
     return 0
 
 

@@ -24,12 +24,14 @@ def compare(
     variables = base_variables(work.threads, scratch, os.environ)
     pythons = {True: str(python_of(scratch / "vllm")), False: sys.executable}
     environments = {True: variables, False: variables}
-    if any(one.is_vllm for one in contenders):
+    if any(contender.is_vllm for contender in contenders):
         make_environment(scratch / "vllm")
-        own = vllm_variables(cores()[: work.threads], scratch)
-        environments[True] = {**variables, **own, "LD_PRELOAD": preloads(scratch / "vllm")}
+        vllm_only = vllm_variables(cores()[: work.threads], scratch)
+        environments[True] = {**variables, **vllm_only, "LD_PRELOAD": preloads(scratch / "vllm")}
     reference = reference_of(work, scratch)
-    launched = [Launched(one, pythons[one.is_vllm], environments[one.is_vllm]) for one in contenders]
+    launched = [
+        Launched(contender, pythons[contender.is_vllm], environments[contender.is_vllm]) for contender in contenders
+    ]
     timed, versions = measure_cells(launched, scratch / WORK_FILE, cells, launches, reference, work.dtype)
     return {
         "gamma": work.gamma,
@@ -39,10 +41,10 @@ def compare(
         "tolerance_ulps": TOLERANCE_ULPS,
         "versions": versions,
         "rows": [
-            {"batch": cell.batch, "name": one.name, "row": one.row, "variant": one.variant}
-            | found[one.name].row(reference[: cell.num_requests], work.dtype)
-            for cell, found in timed.items()
-            for one in contenders
-            if one.name in found
+            {"batch": cell.batch, "name": contender.name, "row": contender.row, "variant": contender.variant}
+            | by_name[contender.name].row(reference[: cell.num_requests], work.dtype)
+            for cell, by_name in timed.items()
+            for contender in contenders
+            if contender.name in by_name
         ],
     }

@@ -54,9 +54,9 @@ class EngineRunner:
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
         self._requests = [Request(str(number), text, (), sampling) for number, text in enumerate(work.prompt_texts)]
         ids = encode(self._target.front_end, work.prompt_texts)
-        for text, own, expected in zip(work.prompt_texts, ids, work.prompt_ids, strict=True):
-            if own != expected:
-                raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {expected}")
+        for text, actual, expected in zip(work.prompt_texts, ids, work.prompt_ids, strict=True):
+            if actual != expected:
+                raise ValueError(f"this engine reads {text!r} as {actual}, the other peers as {expected}")
 
     def versions(self) -> dict[str, str]:
         return {"step": self._step, **versions_of(torch, transformers)}

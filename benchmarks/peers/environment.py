@@ -66,8 +66,8 @@ def make_environment(folder: Path) -> None:
 
 def find_library(name: str, folders: Sequence[Path]) -> Path:
     """Return the first file named `name` under one of `folders`; raise EnvironmentRefused if there is none."""
-    if found := next((path for folder in folders for path in folder.rglob(name)), None):
-        return found
+    if library := next((path for folder in folders for path in folder.rglob(name)), None):
+        return library
     raise EnvironmentRefused(
         f"vLLM needs {name}, which is not installed (Debian and Ubuntu have tcmalloc in libtcmalloc-minimal4; OpenMP "
         f"comes with vLLM in {folders[0]}): install it, or leave vLLM out (--without-vllm)"
@@ -76,8 +76,8 @@ def find_library(name: str, folders: Sequence[Path]) -> Path:
 
 def preloads(folder: Path) -> str:
     """Return LD_PRELOAD for vLLM: Intel's OpenMP, which is installed with vLLM, and tcmalloc."""
-    own = folder.absolute()
-    return f"{find_library(OPENMP, [own])}:{find_library(TCMALLOC, [own, *map(Path, LIBRARY_FOLDERS)])}"
+    path = folder.absolute()
+    return f"{find_library(OPENMP, [path])}:{find_library(TCMALLOC, [path, *map(Path, LIBRARY_FOLDERS)])}"
 
 
 def base_variables(threads: int, scratch: Path, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -72,15 +72,15 @@ def run_launch(
     """
     with ExitStack() as open_peers:
         peers: dict[str, Peer] = {}
-        for one, python, variables in launched:
+        for contender, python, variables in launched:
             start = time.perf_counter()
-            command = [python, "-m", one.module, str(work_file), one.mode]
-            peer = Peer(one.name, command, variables, work_file.parent / "logs" / f"{one.name}.log")
-            peers[one.name] = open_peers.enter_context(peer)
+            command = [python, "-m", contender.module, str(work_file), contender.mode]
+            peer = Peer(contender.name, command, variables, work_file.parent / "logs" / f"{contender.name}.log")
+            peers[contender.name] = open_peers.enter_context(peer)
             peer.wait_ready()
             peer.pause()
-            progress(f"{one.name:30s} ready in {time.perf_counter() - start:.1f} s")
-        singles = {one.contender.name for one in launched if one.contender.single}
+            progress(f"{contender.name:30s} ready in {time.perf_counter() - start:.1f} s")
+        singles = {launch.contender.name for launch in launched if launch.contender.single}
         for number, cell in enumerate(cells):
             if all(later.batch != 1 for later in cells[number:]):
                 for name in singles:
@@ -148,7 +148,7 @@ def measure_batch(
         timed.setdefault(name, Timed()).warm_s.append(run(name, "warm")[1])
     for order in orders:
         for name in order:
-            one = timed[name]
+            record = timed[name]
             peers[name].forget_peak()
-            one.passes.append(run(name, "run")[0])
-            one.peak_bytes = max(one.peak_bytes, peers[name].peak_bytes())
+            record.passes.append(run(name, "run")[0])
+            record.peak_bytes = max(record.peak_bytes, peers[name].peak_bytes())

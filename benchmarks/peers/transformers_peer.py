@@ -59,8 +59,8 @@ def cut(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:
 
 def pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:
     longest = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (longest - len(one)) + list(one) for one in prompts])
-    mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+    ids = torch.tensor([[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -80,7 +80,9 @@ def generate_all(
     ends, pad = end_ids(model), model.generation_config.pad_token_id
     outputs: list[list[int]] = [[] for _ in prompts]
     for numbers in batches(prompts, batch):
-        inputs = {name: one.to(model.device) for name, one in pad_left([prompts[i] for i in numbers], pad).items()}
+        inputs = {
+            name: tensor.to(model.device) for name, tensor in pad_left([prompts[i] for i in numbers], pad).items()
+        }
         sequences = model.generate(**inputs, **options(len(numbers)))
         for number, row in zip(numbers, sequences[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             outputs[number] = cut(row, ends)

@@ -83,7 +83,7 @@ class VllmRunner:
     def _counters(self) -> dict[str, int]:
         counts = {STEPS: 0, ACCEPTED: 0}
         if self._speculates:
-            counts |= {one.name: int(one.value) for one in self._llm.get_metrics() if one.name in counts}
+            counts |= {metric.name: int(metric.value) for metric in self._llm.get_metrics() if metric.name in counts}
         return counts
 
 

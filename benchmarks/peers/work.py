@@ -97,7 +97,7 @@ def make_reference(work: Work) -> list[dict[str, Any]]:
     torch.set_num_threads(work.threads)
     model = load_model(work.target, "float32", work.ignore_eos)
     ends, pad = end_ids(model), model.generation_config.pad_token_id
-    found: list[dict[str, Any]] = [{} for _ in work.prompt_ids]
+    reference: list[dict[str, Any]] = [{} for _ in work.prompt_ids]
     for numbers in batches(work.prompt_ids, REFERENCE_BATCH):
         inputs = pad_left([work.prompt_ids[number] for number in numbers], pad)
         output = model.generate(
@@ -113,17 +113,17 @@ def make_reference(work: Work) -> list[dict[str, Any]]:
             tokens = cut(rows[row], ends)
             near = best[row, : len(tokens)]
             gap = (near[:, 0] - near[:, 1]).tolist()
-            found[number] = {"tokens": tokens, "top": near[:, 0].tolist(), "gap": gap}
-    return found
+            reference[number] = {"tokens": tokens, "top": near[:, 0].tolist(), "gap": gap}
+    return reference
 
 
 def reference_of(work: Work, scratch: Path) -> list[dict[str, Any]]:
     """Return `make_reference`, cached in `scratch`."""
-    place = scratch / f"reference-{key_of(work)}.json"
-    if not place.exists():
+    path = scratch / f"reference-{key_of(work)}.json"
+    if not path.exists():
         progress(f"decoding the reference in fp32: {len(work.prompt_ids)} prompts")
-        partial = place.with_suffix(".partial")
+        partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(make_reference(work)))
-        partial.replace(place)
-    found: list[dict[str, Any]] = json.loads(place.read_text())
-    return found
+        partial.replace(path)
+    reference: list[dict[str, Any]] = json.loads(path.read_text())
+    return reference

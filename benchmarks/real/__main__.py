@@ -64,12 +64,12 @@ def run_equality(wanted: Sequence[tuple[str, float]], num_prompts: int, scratch:
         name = row["method"]
         return name not in hashes or row.get("drafter_sha256") == hashes[name]
 
-    found = {(row["method"], row["temperature"]): row for row in rows if is_current(row)}
+    measured = {(row["method"], row["temperature"]): row for row in rows if is_current(row)}
     scratch.mkdir(parents=True, exist_ok=True)
-    for row in measure_equality([one for one in wanted if one not in found], num_prompts, scratch):
-        found[row["method"], row["temperature"]] = row
-        write_results(partial, {"equality": list(found.values())})
-    return [found[one] for one in wanted]
+    for row in measure_equality([setting for setting in wanted if setting not in measured], num_prompts, scratch):
+        measured[row["method"], row["temperature"]] = row
+        write_results(partial, {"equality": list(measured.values())})
+    return [measured[setting] for setting in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
     options: argparse.Namespace = parser.parse_args(arguments)
-    for one in (HELD_OUT, DRAFTER, EAGLE):
-        if not one.exists():
-            progress(f"refused: {one} does not exist; run `python -m zoo.real` first")
+    for path in (HELD_OUT, DRAFTER, EAGLE):
+        if not path.exists():
+            progress(f"refused: {path} does not exist; run `python -m zoo.real` first")
             return 2
     missing = [name for name in HEADS if options.heads and not (HEADS_FOLDER / name / "training.json").exists()]
     if missing:
@@ -94,10 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
     results: Results = read_results(RESULTS) if RESULTS.exists() else {}
     if options.peers:
-        found = compare_engines(options)
-        if found is None:
+        measured = compare_engines(options)
+        if measured is None:
             return 1
-        results["peers"] = found
+        results["peers"] = measured
     elif options.heads:
         results |= {"heads_setting": about, "trained_heads": trainings()}
         results["heads"] = run_equality(head_settings(), options.prompts, options.scratch)

@@ -67,7 +67,7 @@ class OfEngine:
     def decode(self, requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[Completion] | None]:
         self._front_end.keep(SHARED_INPUT_BYTES)  # drops the inputs of the method before
         done = run_requests(self._engine, requests)
-        return [one.token_ids for one in done], done
+        return [completion.token_ids for completion in done], done
 
 
 class OfTransformers:
@@ -84,12 +84,12 @@ class OfTransformers:
 
     def decode(self, requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[Completion] | None]:
         target: Any = self._pair.target
-        ids = encode(target.front_end, [one.prompt for one in requests])
+        ids = encode(target.front_end, [request.prompt for request in requests])
         options = {"do_sample": False, "max_new_tokens": requests[0].sampling.max_new_tokens}
         engines_attention = target.model.config._attn_implementation
         target.model.set_attn_implementation("sdpa")
         try:
-            found = generate_all(target.model, ids, self._batch, lambda _: options)
+            outputs = generate_all(target.model, ids, self._batch, lambda _: options)
         finally:
             target.model.set_attn_implementation(engines_attention)
-        return [tuple(one) for one in found], None
+        return [tuple(output) for output in outputs], None

@@ -37,7 +37,7 @@ def arguments_of(name: str, folder: Path, threads: int) -> list[str]:
         "workers.torch_threads": threads,
         "workers.teacher_cache.path": folder / "states",
     }
-    return ["--config", TRAINING, *(f"{place}={value}" for place, value in overrides.items())]
+    return ["--config", TRAINING, *(f"{key}={value}" for key, value in overrides.items())]
 
 
 def trainings() -> list[Results]:
@@ -46,7 +46,7 @@ def trainings() -> list[Results]:
     for name in HEADS:
         measured[name] = json.loads((HEADS_FOLDER / name / "training.json").read_text())["measured"]
     names = ("num_taught_rows", "num_epochs", "top1_accuracy", "top3_accuracy")
-    return [{"method": name, **{one: found[one] for one in names}} for name, found in measured.items()]
+    return [{"method": name, **{key: figures[key] for key in names}} for name, figures in measured.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,9 +18,9 @@ from benchmarks.real import text
 ON_TEXT = (
     Contender("engine_lookup", "draftfleet, n-grams", "", ENGINE, "lookup"),
     *(
-        one
-        for one in CONTENDERS
-        if one.mode in ("plain", "eager", "compiled", "ngram")  # those without a drafter
+        contender
+        for contender in CONTENDERS
+        if contender.mode in ("plain", "eager", "compiled", "ngram")  # those without a drafter
     ),
 )
 CELLS = (Cell(1, 8, 3), Cell(8, 24, 3), Cell(32, 64, 3))
@@ -30,14 +30,14 @@ MAX_NEW_TOKENS = 64
 
 def compare_engines(options: argparse.Namespace) -> Results | None:
     """Measure all engines in bfloat16, greedily; None if one could not run, after a message."""
-    about, most = machine(), max(one.batch for one in CELLS)
+    about, most = machine(), max(cell.batch for cell in CELLS)
     loaded = load(text.job_of("plain", "bfloat16"))
     folders = (loaded.config.model.target.path, "")
     prompts = text.read_prompts(loaded, max(cell.num_requests for cell in CELLS))
     work = write_work(folders, "bfloat16", options.threads, prompts, MAX_NEW_TOKENS, most, options.scratch)
     try:
-        found = compare(work, ON_TEXT, CELLS, LAUNCHES, options.scratch)
+        results = compare(work, ON_TEXT, CELLS, LAUNCHES, options.scratch)
     except (PeerError, EnvironmentRefused) as error:
         print(f"real: {error}", file=sys.stderr)
         return None
-    return {"machine": about, "threads": options.threads, **found}
+    return {"machine": about, "threads": options.threads, **results}

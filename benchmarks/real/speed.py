@@ -85,9 +85,9 @@ def bed_of(name: str, device: str) -> Bed:
     """Return the methods and requests of the pair `text` or `vision`."""
     methods = methods_of(name, device)
     if name == "text":
-        return Bed({one: text.job_of(one, DTYPE, device) for one in methods}, text.text_requests)
+        return Bed({method: text.job_of(method, DTYPE, device) for method in methods}, text.text_requests)
     settings = vision_settings.settings()
-    jobs = {one: vision_settings.job_of(settings[one], DTYPE, device) for one in methods}
+    jobs = {method: vision_settings.job_of(settings[method], DTYPE, device) for method in methods}
     return Bed(jobs, scene_requests)
 
 
@@ -109,7 +109,7 @@ def measure_batch(
     contenders: Mapping[str, Contender], rounds: Sequence[Sequence[Request]], has_time: Callable[[], bool]
 ) -> dict[str, Timed]:
     """Time the rounds; all contenders decode a round's requests. No round but the first starts without time."""
-    found = {name: Timed([], [], []) for name in contenders}
+    timed = {name: Timed([], [], []) for name in contenders}
     for number, order in enumerate(turns(list(contenders), len(rounds))):
         if number and not has_time():
             break
@@ -119,10 +119,10 @@ def measure_batch(
             start_s = time.perf_counter()
             outputs, completions = contenders[name].decode(rounds[number])
             spent_s = time.perf_counter() - start_s
-            found[name].outputs += outputs
-            found[name].completions += completions or []
-            found[name].tokens_per_s.append(sum(map(len, outputs)) / spent_s)
-    return found
+            timed[name].outputs += outputs
+            timed[name].completions += completions or []
+            timed[name].tokens_per_s.append(sum(map(len, outputs)) / spent_s)
+    return timed
 
 
 def measure_speed(
@@ -138,7 +138,7 @@ def measure_speed(
     each batch size.
     """
     plain = next(iter(pairs))
-    found: Results = {"rows": [], "left_out": []}
+    results: Results = {"rows": [], "left_out": []}
     for batch in batches:
         num = min(max(2 * batch, MIN_PROMPTS), MAX_PROMPTS)
         num_needed = (1 + NUM_ROUNDS) * num
@@ -153,35 +153,35 @@ def measure_speed(
         contenders: dict[str, Contender] = {}
         for name, (kind, pair) in kinds.items():
             if not has_time():
-                found["left_out"].append(f"{name}, batch {batch}")
+                results["left_out"].append(f"{name}, batch {batch}")
                 continue
             start_s = time.perf_counter()
             contenders[name] = kind(pair, batch)
             contenders[name].decode(requests[:num])  # compiles layers, captures steps
             progress(f"batch {batch:3d} {name:25s} ready after {time.perf_counter() - start_s:.1f} s")
         if plain not in contenders:
-            save(found)
+            save(results)
             continue
-        rounds = [requests[num * place : num * (place + 1)] for place in range(1, 1 + NUM_ROUNDS)]
+        rounds = [requests[num * index : num * (index + 1)] for index in range(1, 1 + NUM_ROUNDS)]
         timed = measure_batch(contenders, rounds, has_time)
-        found["rows"] += [make_row(name, batch, timed[name], timed[plain]) for name in timed]
-        save(found)
+        results["rows"] += [make_row(name, batch, timed[name], timed[plain]) for name in timed]
+        save(results)
         del contenders
         gc.collect()  # engines are in reference cycles
-    return found
+    return results
 
 
-def merge(earlier: Results, found: Results, methods: Sequence[str]) -> Results:
+def merge(earlier: Results, later: Results, methods: Sequence[str]) -> Results:
     """Return the earlier results with the rows of a later run in place of those of its methods.
 
     Plain decoding keeps its row while rows of its run remain; ratios are of each row's own run.
     """
-    new = {(row["method"], row["batch"]): row for row in found["rows"]}
-    kept = {(row["method"], row["batch"]): row for row in earlier["rows"] if (row["method"], row["batch"]) not in new}
-    if not kept:
-        return found
-    rows = new | kept | {key: row for row in earlier["rows"] if (key := (row["method"], row["batch"]))[0] == PLAIN}
-    order = {name: place for place, name in enumerate((*methods, GENERATE))}
+    new = {(row["method"], row["batch"]): row for row in later["rows"]}
+    old = {(row["method"], row["batch"]): row for row in earlier["rows"] if (row["method"], row["batch"]) not in new}
+    if not old:
+        return later
+    rows = new | old | {key: row for row in earlier["rows"] if (key := (row["method"], row["batch"]))[0] == PLAIN}
+    order = {name: index for index, name in enumerate((*methods, GENERATE))}
     return earlier | {"rows": sorted(rows.values(), key=lambda row: (row["batch"], order[row["method"]]))}
 
 
@@ -191,10 +191,12 @@ def make_row(name: str, batch: int, timed: Timed, plain: Timed) -> Results:
         "method": name,
         "batch": batch,
         "num_prompts": len(timed.outputs),
-        "num_equal": sum(one == other for one, other in zip(timed.outputs, plain.outputs, strict=False)),
+        "num_equal": sum(output == other for output, other in zip(timed.outputs, plain.outputs, strict=False)),
         **(acceptance_of(timed.completions) if timed.completions else {}),
         "tokens_per_s": spread(timed.tokens_per_s),
-        "over_plain": spread([one / base for one, base in zip(timed.tokens_per_s, plain.tokens_per_s, strict=False)]),
+        "over_plain": spread(
+            [speed / base for speed, base in zip(timed.tokens_per_s, plain.tokens_per_s, strict=False)]
+        ),
     }
     progress(f"batch {batch:3d} {name:25s} {figure(row['over_plain'], 2)} of plain")
     return row
@@ -221,10 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = (PLAIN, *options.methods) if options.methods else METHODS[options.pair, options.device]
     bed = replace(bed, jobs={name: job for name, job in bed.jobs.items() if name in chosen})
     for name, job in bed.jobs.items():
-        for one in (job.model.target, job.model.drafter):
-            if one is not None and not Path(one.path).exists():
+        for checkpoint in (job.model.target, job.model.drafter):
+            if checkpoint is not None and not Path(checkpoint.path).exists():
                 maker = "benchmarks.real.heads" if name in NOT_SHIPPED[options.pair] else MAKERS[options.pair]
-                progress(f"refused: {one.path}, which {name} needs, does not exist; run `python -m {maker}` first")
+                progress(
+                    f"refused: {checkpoint.path}, which {name} needs, does not exist; run `python -m {maker}` first"
+                )
                 return 2
     earlier = read_results(RESULTS) if RESULTS.exists() else {}
     if options.methods and options.device not in earlier.get(options.pair, {}):
@@ -239,15 +243,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def has_time() -> bool:
         return options.max_seconds is None or time.monotonic() - began_s < options.max_seconds
 
-    def save(found: Results) -> None:
-        part, found = earlier.get(options.pair, {}), {"setting": setting, **found}
+    def save(results: Results) -> None:
+        part, results = earlier.get(options.pair, {}), {"setting": setting, **results}
         if options.methods:
-            found = merge(part[options.device], found, methods_of(options.pair, options.device))
-        write_results(RESULTS, {**earlier, options.pair: {**part, options.device: found}})
+            results = merge(part[options.device], results, methods_of(options.pair, options.device))
+        write_results(RESULTS, {**earlier, options.pair: {**part, options.device: results}})
 
-    found = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)
+    results = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)
     table = f"real_{options.pair}_speed" + ("_gpu" if options.device == "cuda" else "")
-    print(show("real_speed", {options.pair: {options.device: {"setting": setting, **found}}}, table))
+    print(show("real_speed", {options.pair: {options.device: {"setting": setting, **results}}}, table))
     return 0
 
 

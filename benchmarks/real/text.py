@@ -138,39 +138,45 @@ def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scr
     @cache
     def sampled() -> list[list[int]]:
         done, _ = decode(plain, requests_of(prompts, Sampling(MAX_NEW_TOKENS, temperature=1.0)), SLOTS)
-        return [list(one.token_ids) for one in done]
+        return [list(completion.token_ids) for completion in done]
 
     for name, temperature in missing:
         pair = load(job_of(name, "float32"))
         done, spent_s = decode(pair, requests_of(prompts, Sampling(MAX_NEW_TOKENS, temperature)), SLOTS)
-        outputs = [list(one.token_ids) for one in done]
+        outputs = [list(completion.token_ids) for completion in done]
         row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
         row["drafter_sha256"] = drafter_sha256(name)
         if temperature == 0.0:
             row |= asdict(judge(outputs, reference(), "float32"))
         elif name not in SAMPLED_ONLY:
             differing = [first_difference(*both) for both in zip(outputs, sampled(), strict=True)]
-            row |= {"num_sequences": len(outputs), "num_equal": sum(one is None for one in differing)}
+            row |= {"num_sequences": len(outputs), "num_equal": sum(index is None for index in differing)}
         num_tokens = sum(map(len, outputs))
         row |= acceptance_of(done)
         row |= {
             "num_tokens": num_tokens,
-            "target_forwards_per_token": sum(one.telemetry.target_forwards for one in done) / num_tokens,
-            "drafter_forwards_per_token": sum(one.telemetry.drafter_forwards for one in done) / num_tokens,
+            "target_forwards_per_token": sum(completion.telemetry.target_forwards for completion in done) / num_tokens,
+            "drafter_forwards_per_token": sum(completion.telemetry.drafter_forwards for completion in done)
+            / num_tokens,
         }
-        shown = f"{equal_rows(row)['equal']} equal, length {row['mean_acceptance_length']:.2f}"
-        progress(f"{name:17s} T = {temperature:g}: {shown}, {spent_s:.0f} s")
+        summary = f"{equal_rows(row)['equal']} equal, length {row['mean_acceptance_length']:.2f}"
+        progress(f"{name:17s} T = {temperature:g}: {summary}, {spent_s:.0f} s")
         yield row
 
 
 def settings() -> list[tuple[str, float]]:
     """Return all methods and temperatures that are measured with what ships."""
-    return [(name, one) for name in (*METHODS, *DRAFTED) for one in TEMPERATURES if one or name not in SAMPLED_ONLY]
+    return [
+        (name, temperature)
+        for name in (*METHODS, *DRAFTED)
+        for temperature in TEMPERATURES
+        if temperature or name not in SAMPLED_ONLY
+    ]
 
 
 def head_settings() -> list[tuple[str, float]]:
     """Return the trained heads and temperatures that are measured."""
-    return [(name, one) for name in HEADS for one in TEMPERATURES]
+    return [(name, temperature) for name in HEADS for temperature in TEMPERATURES]
 
 
 def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:

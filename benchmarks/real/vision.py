@@ -109,13 +109,13 @@ def save(results: Results, scenario: str) -> None:
 
 def trained_drafters() -> Results:
     """Return layers of the shipped drafters, and what their training measured before they were packed, by name."""
-    found: Results = {}
+    results: Results = {}
     for name, path in FILES.items():
         notes = read_notes(path)
         measured = {key: notes["measured"][key] for key in FIGURES}
-        found[name] = {"num_layers": len(notes["layers"]), **measured, "file_bytes": path.stat().st_size}
-        found[name]["sha256"] = digest(path)
-    return found
+        results[name] = {"num_layers": len(notes["layers"]), **measured, "file_bytes": path.stat().st_size}
+        results[name]["sha256"] = digest(path)
+    return results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

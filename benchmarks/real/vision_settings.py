@@ -58,9 +58,9 @@ def settings(scenario: str = "dense") -> dict[str, Setting]:
 
 def _of_images() -> dict[str, Setting]:
     hot = ("sampling.temperature=1",)
-    found = {"plain": Setting("plain"), "plain_sampled": Setting("plain", None, hot)}
-    found |= {name: Setting(name) for name in ("lookup", "suffix", "jacobi")}
-    found["layer_skip"] = Setting(
+    by_name = {"plain": Setting("plain"), "plain_sampled": Setting("plain", None, hot)}
+    by_name |= {name: Setting(name) for name in ("lookup", "suffix", "jacobi")}
+    by_name["layer_skip"] = Setting(
         "{drafter: {kind: layer_skip, layers: [0, 1, 2, 3, 4, 5, 7, 10, 13, 16, 19, 22, 24, 25, 26, 27, 28, 29]}, "
         "tree: {kind: chain, length: 3}}"
     )
@@ -70,35 +70,35 @@ def _of_images() -> dict[str, Setting]:
     )
     trees = [f"tabed_{contexts}_tree{width}" for width in ("", "3") for contexts in ("m", "t", "mt")]
     strong = ("sd_chain_pooled", "random", "typical", "sage_expansion")
-    found |= {f"{name}/strong": Setting(name, "strong") for name in both}
-    found |= {f"{name}/weak": Setting(name, "weak") for name in both}
-    found |= {f"{name}/strong": Setting(name, "strong") for name in strong}
+    by_name |= {f"{name}/strong": Setting(name, "strong") for name in both}
+    by_name |= {f"{name}/weak": Setting(name, "weak") for name in both}
+    by_name |= {f"{name}/strong": Setting(name, "strong") for name in strong}
     captioned = {
         "sd_chain_caption": (f"method.contexts=[{CAPTION}]",),
         "tabed_mtcp": (f"method.contexts=[{{kind: full}}, {{kind: text_only}}, {CAPTION}, {{kind: pooled}}]",),
     }
-    found |= {f"{name}/strong": Setting(name, "strong", given) for name, given in captioned.items()}
-    found |= {f"{name}_sampled/strong": Setting(name, "strong", hot) for name in ("sd_chain", "sd_tree")}
-    found["rejection/strong"] = Setting("rejection", "strong", hot)
-    found["pruned_drafter_alone/strong"] = Setting("lvspec", "strong", follow_drafter=True)
+    by_name |= {f"{name}/strong": Setting(name, "strong", given) for name, given in captioned.items()}
+    by_name |= {f"{name}_sampled/strong": Setting(name, "strong", hot) for name in ("sd_chain", "sd_tree")}
+    by_name["rejection/strong"] = Setting("rejection", "strong", hot)
+    by_name["pruned_drafter_alone/strong"] = Setting("lvspec", "strong", follow_drafter=True)
     for name, guidance in (("specvlm", ", guidance: attention"), ("specvlm_uniform", "")):
         half = (f"method.contexts=[{HALF % guidance}]",)
-        found[f"{name}_50/strong"] = Setting(name, "strong", half)
+        by_name[f"{name}_50/strong"] = Setting(name, "strong", half)
     variants = {"before": "relevance_of=before", "no_shift": "position_shift=false"}
     for name, changed in variants.items():
-        found[f"lvspec_{name}/strong"] = Setting("lvspec", "strong", (f"method.acceptance.{changed}",))
-    found |= {f"{name}/strong": Setting(name, "strong") for name in trees}
-    return found
+        by_name[f"lvspec_{name}/strong"] = Setting("lvspec", "strong", (f"method.acceptance.{changed}",))
+    by_name |= {f"{name}/strong": Setting(name, "strong") for name in trees}
+    return by_name
 
 
 def _of_clips() -> dict[str, Setting]:
-    found = {name: Setting(name) for name in ("plain", "suffix")}
+    by_name = {name: Setting(name) for name in ("plain", "suffix")}
     both = ("sd_chain", "sd_tree", "specvlm", "specvlm_uniform")
     strong = (*both, "sd_chain_text", "tabed_mt", "sd_chain_pooled", "sd_chain_pruned", "lvspec", "sage", "random")
-    found |= {f"{name}/strong": Setting(name, "strong") for name in strong}
-    found["pruned_drafter_alone/strong"] = Setting("lvspec", "strong", follow_drafter=True)
-    found |= {f"{name}/weak": Setting(name, "weak") for name in both}
-    return found
+    by_name |= {f"{name}/strong": Setting(name, "strong") for name in strong}
+    by_name["pruned_drafter_alone/strong"] = Setting("lvspec", "strong", follow_drafter=True)
+    by_name |= {f"{name}/weak": Setting(name, "weak") for name in both}
+    return by_name
 
 
 def job_of(setting: Setting, dtype: str, device: str = "cpu") -> CaptionJobConfig:

@@ -27,13 +27,13 @@ RESULTS = results_file("scale")
 
 
 def measure_writers() -> list[Results]:
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as name, session(JobSectionConfig(num_cpus=2)):
         for kind in writer.BLOCKS:
             for num_tasks in writer.NUM_TASKS:
-                found.append(writer.measure_writer(kind, num_tasks, Path(name, f"{kind}-{num_tasks}")))
-                progress(found[-1])
-    return found
+                results.append(writer.measure_writer(kind, num_tasks, Path(name, f"{kind}-{num_tasks}")))
+                progress(results[-1])
+    return results
 
 
 def measure_ledger() -> list[Results]:
@@ -54,14 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_line("scale", __doc__)
     parser.add_argument("--only", choices=PARTS, action="append", help="run one part (may be repeated)")
     options = parser.parse_args(arguments)
-    found = read_results(RESULTS) if RESULTS.exists() else {}
+    results = read_results(RESULTS) if RESULTS.exists() else {}
     for name in options.only or PARTS:
-        found["machine"] = machine()
-        found[name] = PARTS[name]()
-        write_results(RESULTS, found)
-        print(show("scale", found, f"scale_{name}"), flush=True)
-    if all(name in found for name in PARTS):
-        print(show("scale", found, "scale_model"))
+        results["machine"] = machine()
+        results[name] = PARTS[name]()
+        write_results(RESULTS, results)
+        print(show("scale", results, f"scale_{name}"), flush=True)
+    if all(name in results for name in PARTS):
+        print(show("scale", results, "scale_model"))
     return 0
 
 

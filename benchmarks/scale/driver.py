@@ -124,7 +124,7 @@ def _build(plan: Plan, run: RunContext, load: PacedPair) -> ray.data.Dataset:
 def _cpu_seconds() -> dict[str, float]:
     """Return the CPU seconds so far of this process and of Ray's head processes below it."""
     ticks = os.sysconf("SC_CLK_TCK")
-    found = {"driver": time.process_time(), **dict.fromkeys(HEAD, 0.0)}
+    cpu_s = {"driver": time.process_time(), **dict.fromkeys(HEAD, 0.0)}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = path.read_text().partition("(")[2].rpartition(")")
@@ -132,8 +132,8 @@ def _cpu_seconds() -> dict[str, float]:
             continue
         fields = rest.split()
         if name in HEAD and _descends(int(path.parent.name)):
-            found[name] += (int(fields[11]) + int(fields[12])) / ticks
-    return found
+            cpu_s[name] += (int(fields[11]) + int(fields[12])) / ticks
+    return cpu_s
 
 
 def _descends(pid: int) -> bool:
@@ -152,9 +152,9 @@ def in_new_process(case: Case) -> Results:
     """Run a case in a new Python process, so that one job's threads and caches do not count for the next."""
     command = [sys.executable, "-m", "benchmarks.scale.driver", json.dumps(asdict(case))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=TIME_LIMIT_S)
-    found: Results = json.loads(done.stdout.splitlines()[-1])
-    progress(case, found)
-    return found
+    result: Results = json.loads(done.stdout.splitlines()[-1])
+    progress(case, result)
+    return result
 
 
 def measure_costs() -> Results:
@@ -177,7 +177,7 @@ def measure_cell(batch_rows: int, run: Callable[[Case], Results]) -> Results:
         "num_rows": num_rows,
         "wall_s": large["wall_s"] - small["wall_s"],
         "cpu_s": cpu_s,
-        "cpu_us_per_row": {name: 1e6 * one / num_rows for name, one in cpu_s.items()},
+        "cpu_us_per_row": {name: 1e6 * seconds / num_rows for name, seconds in cpu_s.items()},
     }
 
 
@@ -186,8 +186,8 @@ def fit(cells: list[Results]) -> Results:
     work = np.array([[cell["wall_s"], cell["num_rows"] / cell["batch_rows"]] for cell in cells])
     fits = {name: np.linalg.solve(work, [cell["cpu_s"][name] for cell in cells]) for name in ("driver", *HEAD)}
     return {
-        "cpu_s_per_s": {name: float(found[0]) for name, found in fits.items()},
-        "cpu_ms_per_batch": {name: 1000 * float(found[1]) for name, found in fits.items()},
+        "cpu_s_per_s": {name: float(solution[0]) for name, solution in fits.items()},
+        "cpu_ms_per_batch": {name: 1000 * float(solution[1]) for name, solution in fits.items()},
     }
 
 
@@ -196,8 +196,8 @@ def measure_fleets() -> list[Results]:
     fleets = []
     for num_actors in FLEETS:
         num_rows = int(num_actors * FLEET_ROWS_PER_S * FLEET_SECONDS)
-        found = in_new_process(Case(num_actors, num_rows, FLEET_ROWS_PER_S, FLEET_BATCH_ROWS))
-        fleets.append({"num_actors": num_actors, "num_rows": num_rows, "rows_per_s_each": FLEET_ROWS_PER_S, **found})
+        result = in_new_process(Case(num_actors, num_rows, FLEET_ROWS_PER_S, FLEET_BATCH_ROWS))
+        fleets.append({"num_actors": num_actors, "num_rows": num_rows, "rows_per_s_each": FLEET_ROWS_PER_S, **result})
     return fleets
 
 

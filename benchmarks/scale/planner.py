@@ -133,12 +133,12 @@ def plan_listing(folder: Path, case: Case) -> Results:
     files = freezing._table(listing())
     needs = needs_of(source, PromptOptions(), ())
     frozen = freezing.survey_files(Unreadable(), "bucket/train", files, needs, IN_PROCESS)
-    found = _read_tasks(source, frozen) | {"planning_rss_bytes": peak_bytes()}
+    result = _read_tasks(source, frozen) | {"planning_rss_bytes": peak_bytes()}
     done = DoneBitmap(frozen.counts)
     every_other = np.arange(0, case.num_files, 2)
     done.add(every_other, np.zeros(len(every_other), np.int64))
     assert SpanDatasource(source, frozen, done=done).num_samples == case.num_files // 2
-    return found
+    return result
 
 
 def plan_parquet(folder: Path, case: Case) -> Results:
@@ -212,7 +212,7 @@ def peak_bytes() -> int:
 def run_case(case: Case, folder: Path) -> Results:
     """Measure a case whose files are in `folder`: wall and CPU seconds and peak memory (bytes) of this process."""
     before_bytes, start_s, cpu_s = peak_bytes(), time.perf_counter(), time.process_time()
-    found = case.run(folder, case)
+    result = case.run(folder, case)
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
     peak = peak_bytes()
     return {
@@ -223,22 +223,22 @@ def run_case(case: Case, folder: Path) -> Results:
         "driver_cpu_s": cpu_s,
         "peak_rss_bytes": peak,
         "rss_bytes_per_row": (peak - before_bytes) / case.num_rows,
-        **found,
+        **result,
     }
 
 
 def measure_planner(cases: tuple[Case, ...] = CASES) -> Results:
     """Measure every case in a new process, and return the figures as `cases`."""
-    found = []
+    results = []
     for case in cases:
         with tempfile.TemporaryDirectory(prefix="planner-") as folder:
             case.prepare(Path(folder), case)
             number = (*CASES, GOAL).index(case)
             command = [sys.executable, "-m", "benchmarks.scale.planner", str(number), folder]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        print(found[-1], file=sys.stderr, flush=True)
-    return {"cases": found}
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+        print(results[-1], file=sys.stderr, flush=True)
+    return {"cases": results}
 
 
 if __name__ == "__main__":

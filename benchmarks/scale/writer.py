@@ -126,7 +126,7 @@ def _use_ledger(log: crash_ledger.CrashLedgerClient, client: int, num_rows: int)
 
 def measure_ledger() -> list[Results]:
     """Return batches per second of the crash ledger with several clients, for small and large batches."""
-    found = []
+    results = []
     use = ray.remote(num_cpus=0)(_use_ledger)
     for num_rows in LEDGER_ROWS:
         with crash_ledger.open_ledger() as log:
@@ -135,5 +135,5 @@ def measure_ledger() -> list[Results]:
             ray.get([use.remote(log, client, num_rows) for client in range(NUM_LEDGER_CLIENTS)])
             wall_s = time.perf_counter() - start_s
         num_batches = NUM_LEDGER_BATCHES * NUM_LEDGER_CLIENTS
-        found.append({"num_clients": NUM_LEDGER_CLIENTS, "rows": num_rows, "batches_per_s": num_batches / wall_s})
-    return found
+        results.append({"num_clients": NUM_LEDGER_CLIENTS, "rows": num_rows, "batches_per_s": num_batches / wall_s})
+    return results

@@ -18,12 +18,12 @@ def _auto_goals(results: Results) -> str:
         for name in ("workloads", "planned", "best", "within", "won_by_plain", "gaps_of_5_to_15_percent")
     )
     worst = max(cell["chosen_slowdown"] - 1 for cell in results["workloads"])
-    kept = f"the best in {best}, within the interval in {within}, only within the trial's in 0, another in 0"
+    summary = f"the best in {best}, within the interval in {within}, only within the trial's in 0, another in 0"
     choice = "`auto` keeps the method that is best alone, or one within the interval"
     slower = "`auto` keeps none that is more than 5 % slower than the best"
     goals = (
         ("the whole grid was measured", measured == planned, f"{measured} of {planned} workloads"),
-        (choice, best + within == measured, kept),
+        (choice, best + within == measured, summary),
         (slower, worst <= 0.05, f"at most {percent(worst, 1)} slower"),
         ("plain decoding is best in at least 3", plain >= 3, str(plain)),
         ("the best is 5 to 15 % ahead in at least 3", near >= 3, str(near)),
@@ -42,15 +42,15 @@ def _pieces(results: Results) -> Iterator[Results]:
             total = {
                 name: sum(row["verdict"][name] for row in rows.values()) for name in ("num_sequences", "num_equal")
             }
-            kept = "kept" if any(gain["median"] >= 1.05 for gain in gains.values()) else "deleted"
-            yield {"piece": piece + note, **gains, "verdict": total, "result": kept}
+            outcome = "kept" if any(gain["median"] >= 1.05 for gain in gains.values()) else "deleted"
+            yield {"piece": piece + note, **gains, "verdict": total, "result": outcome}
 
 
 def _jobs(results: Results) -> Iterator[Results]:
     """Yield a row per method and setting over the repeats, whose speed is withheld if a text differs."""
     for _, group in groupby(results["rows"], lambda row: (row["method"], row["compile"])):
         rows = list(group)
-        whole = all(row["num_equal"] == row["num_rows"] == results["num_scenes"] for row in rows)
+        is_complete = all(row["num_equal"] == row["num_rows"] == results["num_scenes"] for row in rows)
         over_time = {name: [row[name] / row["wall_s"] for row in rows] for name in ("num_rows", "num_tokens")}
         medians = {
             name: statistics.median(row[name] for row in rows) for name in ("actors_waited_share", "acceptance_length")
@@ -62,7 +62,7 @@ def _jobs(results: Results) -> Iterator[Results]:
                 "engine": statistics.median(row["engine_s"] / row["wall_s"] for row in rows),
                 "num_equal": sum(row["num_equal"] for row in rows),
                 "num_texts": results["num_scenes"] * len(rows),
-                **{f"{name}_per_s": spread(speeds) if whole else None for name, speeds in over_time.items()},
+                **{f"{name}_per_s": spread(speeds) if is_complete else None for name, speeds in over_time.items()},
             }
         )
 
@@ -81,8 +81,8 @@ def _costs(results: Results) -> Iterator[Results]:
 def _waits(results: Results) -> Iterator[Results]:
     for case, runs in results["waits"]["cases"].items():
         limits = " and ".join(f"{runs[name]['later_rows_per_s']:.1f}" for name in ("limit, tasks", "limit after"))
-        for place in ("tasks", "actor"):
-            yield {"case": case, "place": place, "limits": limits, "pace": 1000 / runs[place]["row_ms"], **runs[place]}
+        for stage in ("tasks", "actor"):
+            yield {"case": case, "place": stage, "limits": limits, "pace": 1000 / runs[stage]["row_ms"], **runs[stage]}
 
 
 def _steps(results: Results) -> Iterator[Results]:
@@ -91,7 +91,7 @@ def _steps(results: Results) -> Iterator[Results]:
     for row in results["synthetic_rows"]:
         how: Results = {"how": "plain", "alpha": "", "tokens": "1"}
         if row["gamma"]:
-            expected = sum(row["rate"] ** place for place in range(row["gamma"] + 1))
+            expected = sum(row["rate"] ** depth for depth in range(row["gamma"] + 1))
             drawn = sum(row["synthetic_tokens"]) / (row["batch"] * sum(row["num_steps"]))
             how = {"how": row["gamma"], "alpha": f"{row['rate']:g}", "tokens": f"{expected:.2f}, {drawn:.2f}"}
         step_ms = [1000 * spent / num for spent, num in zip(row["seconds"], row["num_steps"], strict=True)]
@@ -100,8 +100,8 @@ def _steps(results: Results) -> Iterator[Results]:
 
 
 def _exported(results: Results) -> Iterator[Results]:
-    for target, found in (("shipped text target", results), ("SmolLM2-135M-Instruct", results["real"])):
-        yield from ({"target": target, **row} for row in found["rows"])
+    for target, measured in (("shipped text target", results), ("SmolLM2-135M-Instruct", results["real"])):
+        yield from ({"target": target, **row} for row in measured["rows"])
 
 
 def _workloads(results: Results) -> Iterator[Results]:
@@ -124,17 +124,17 @@ def _before(
     results: Results, part: str, derive: Callable[[Results], Results] = lambda _: {}, field: str = "case"
 ) -> Iterator[Results]:
     """Yield a row per case and code, the old before the new, whose figures are lists with a value per round."""
-    found = [row | derive(row) for row in results[part] if field in row]
-    cases = list(dict.fromkeys(row["case"] for row in sorted(found, key=lambda row: row["round"])))
+    rows = [row | derive(row) for row in results[part] if field in row]
+    cases = list(dict.fromkeys(row["case"] for row in sorted(rows, key=lambda row: row["round"])))
     trees = ("before", "after")
-    found.sort(key=lambda row: (cases.index(row["case"]), trees.index(row["tree"]), row["round"]))
-    for (case, tree), group in groupby(found, lambda row: (row["case"], row["tree"])):
+    rows.sort(key=lambda row: (cases.index(row["case"]), trees.index(row["tree"]), row["round"]))
+    for (case, tree), group in groupby(rows, lambda row: (row["case"], row["tree"])):
         rounds = list(group)
         yield {name: [row[name] for row in rounds] for name in rounds[0]} | {"case": case, "tree": tree}
 
 
 def _left_out(results: Results) -> str:
-    return "\n".join("- {case}: {reason}.".format_map(one) for one in results["not_measured"])
+    return "\n".join("- {case}: {reason}.".format_map(entry) for entry in results["not_measured"])
 
 
 def _learned(results: Results) -> Iterable[Results]:

@@ -44,14 +44,14 @@ def enough(holds: bool, num_samples: int) -> Holds:
 
 def all_of(parts: Iterable[Holds]) -> Holds:
     """Return False if any part is False, True if all are True, else None; None for no parts."""
-    found = list(parts)
-    return False if False in found else None if None in found or not found else True
+    values = list(parts)
+    return False if False in values else None if None in values or not values else True
 
 
 def any_of(parts: Iterable[Holds]) -> Holds:
     """Return True if any part is True, False if all are False, else None; None for no parts."""
-    found = list(parts)
-    return True if True in found else None if None in found or not found else False
+    values = list(parts)
+    return True if True in values else None if None in values or not values else False
 
 
 def steps_error(histogram: Sequence[int]) -> float:
@@ -107,12 +107,12 @@ Check = Callable[[Reader], Finding]
 
 @dataclass(frozen=True)
 class Compare:
-    """Whether `own` is above `factor` times all `others` (label → key), less `slack`; or below it, plus `slack`.
+    """Whether `key` is above `factor` times all `others` (label → key), less `slack`; or below it, plus `slack`.
 
     With `one_is_enough` one of the others counts.
     """
 
-    own: str
+    key: str
     others: Mapping[str, str]
     label: str = ""
     metric: str = TOKENS
@@ -122,29 +122,29 @@ class Compare:
     one_is_enough: bool = False
 
     def __call__(self, read: Reader) -> Finding:
-        own = read.measured(self.own, self.metric)
+        measured = read.measured(self.key, self.metric)
         rivals = {name: read.measured(key, self.metric) for name, key in self.others.items()}
-        parts = [self._decide(own, one) for one in rivals.values()]
+        parts = [self._decide(measured, rival) for rival in rivals.values()]
         digits = 3 if self.metric in ("accuracy", "attributes", "attribute_f1") else 2
-        against = ", ".join(f"{name} {one.value:.{digits}f}".strip() for name, one in rivals.items())
-        shown = f"{own.value:.{digits}f} against {against}"
+        against = ", ".join(f"{name} {rival.value:.{digits}f}".strip() for name, rival in rivals.items())
+        numbers = f"{measured.value:.{digits}f} against {against}"
         if self.factor != 1.0 and len(rivals) == 1:
-            shown += f", {own.value / next(iter(rivals.values())).value:.2f} times as much"
+            numbers += f", {measured.value / next(iter(rivals.values())).value:.2f} times as much"
         if parts == [None]:
-            shown += self._samples_to_decide(own, *rivals.values())
+            numbers += self._samples_to_decide(measured, *rivals.values())
         prefix = f"{self.label}: " if self.label else ""
-        return (any_of if self.one_is_enough else all_of)(parts), prefix + shown
+        return (any_of if self.one_is_enough else all_of)(parts), prefix + numbers
 
-    def _decide(self, own: Measured, other: Measured) -> Holds:
-        gap = own.value - self.factor * other.value
-        error = math.hypot(own.error, self.factor * other.error)
-        return decide((-gap if self.below else gap) + self.slack, error, min(own.num, other.num))
+    def _decide(self, measured: Measured, other: Measured) -> Holds:
+        gap = measured.value - self.factor * other.value
+        error = math.hypot(measured.error, self.factor * other.error)
+        return decide((-gap if self.below else gap) + self.slack, error, min(measured.num, other.num))
 
-    def _samples_to_decide(self, own: Measured, other: Measured) -> str:
+    def _samples_to_decide(self, measured: Measured, other: Measured) -> str:
         """Return the number of samples with which the present gap would exceed `SURE` standard errors, as text."""
-        gap = abs(own.value - self.factor * other.value)
-        error = math.hypot(own.error, self.factor * other.error)
-        num = math.ceil(min(own.num, other.num) * (SURE * error / gap) ** 2) if gap else 0
+        gap = abs(measured.value - self.factor * other.value)
+        error = math.hypot(measured.error, self.factor * other.error)
+        num = math.ceil(min(measured.num, other.num) * (SURE * error / gap) ** 2) if gap else 0
         return f" ({num:,} samples would decide)" if num and not self.slack else ""
 
 
@@ -183,9 +183,9 @@ def _checks(entry: dict[str, Any], special: Mapping[str, Check]) -> Iterator[Che
 def _filled(spec: Any, named: Mapping[str, Any]) -> Any:
     """Return a specification with the names in its strings replaced."""
     if isinstance(spec, dict):
-        return {key: _filled(one, named) for key, one in spec.items()}
+        return {key: _filled(entry, named) for key, entry in spec.items()}
     if isinstance(spec, list):
-        return [_filled(one, named) for one in spec]
+        return [_filled(entry, named) for entry in spec]
     return spec.format_map(named) if isinstance(spec, str) else spec
 
 
@@ -217,8 +217,8 @@ def decide_claim(checks: Iterable[Check], read: Reader) -> Finding:
 
 def combine(parts: Iterable[Finding]) -> Finding:
     """Combine findings into one that holds if all parts hold."""
-    found = list(parts)
-    return all_of(holds for holds, _ in found), "; ".join(numbers for _, numbers in found)
+    findings = list(parts)
+    return all_of(holds for holds, _ in findings), "; ".join(numbers for _, numbers in findings)
 
 
 def claims_table(claims: Iterable[Claim], read: Reader) -> str:
@@ -229,10 +229,10 @@ def claims_table(claims: Iterable[Claim], read: Reader) -> str:
 def as_good(pair: Sequence[str], label: str) -> list[Check]:
     """Return checks that the first images have at most 0.05 less of the attributes than the second, and a distance that
     is larger by a tenth at most."""
-    own, other = pair
+    first, second = pair
     return [
-        Compare(own, {"": other}, f"{label}, attributes", "attributes", slack=0.05),
-        Compare(own, {"": other}, f"{label}, distance", "frechet_real", 1.1, below=True),
+        Compare(first, {"": second}, f"{label}, attributes", "attributes", slack=0.05),
+        Compare(first, {"": second}, f"{label}, distance", "frechet_real", 1.1, below=True),
     ]
 
 
@@ -247,17 +247,17 @@ def nodes(pair: Sequence[str], more: bool = False) -> Check:
     return check
 
 
-def random_loses(own: str, control: str) -> Check:
+def random_loses(method: str, control: str) -> Check:
     """Return a check that a method is right more often than its control, random relaxation of as much acceptance."""
 
     def check(read: Reader) -> Finding:
-        right = [read.measured(key, "accuracy") for key in (own, control)]
-        mine, other = (read.mean(key, TOKENS) for key in (own, control))
+        right = [read.measured(key, "accuracy") for key in (method, control)]
+        mine, other = (read.mean(key, TOKENS) for key in (method, control))
         numbers = f"accuracy {right[0].value:.3f} at length {mine:.2f} against {right[1].value:.3f} at {other:.2f}"
         if abs(mine - other) > 0.15 * mine:
             # A control that accepts more and is right more often refutes the claim at any length.
-            beaten = other > mine and Compare(control, {"": own}, metric="accuracy")(read)[0]
+            beaten = other > mine and Compare(control, {"": method}, metric="accuracy")(read)[0]
             return False if beaten else None, f"{numbers}; the lengths are not equal"
-        return Compare(own, {"": control}, metric="accuracy")(read)[0], numbers
+        return Compare(method, {"": control}, metric="accuracy")(read)[0], numbers
 
     return check

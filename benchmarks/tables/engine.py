@@ -38,10 +38,10 @@ GOALS: tuple[tuple[str, int, str, tuple[str, ...], float], ...] = (
 
 def cells_of(results: Results) -> dict[tuple[int, int], dict[str, Results]]:
     """Return (most new tokens, batch) → the rows of all methods, sorted by length, then by batch."""
-    found: dict[tuple[int, int], dict[str, Results]] = {}
+    cells: dict[tuple[int, int], dict[str, Results]] = {}
     for row in sorted(results["rows"], key=lambda row: (row["max_new_tokens"], row["batch"])):
-        found.setdefault((row["max_new_tokens"], row["batch"]), {})[row["mode"]] = row
-    return found
+        cells.setdefault((row["max_new_tokens"], row["batch"]), {})[row["mode"]] = row
+    return cells
 
 
 def decoding_s(row: Results) -> list[float]:
@@ -86,33 +86,33 @@ def slower_by(row: Results, plain: Results) -> tuple[float, float, float] | None
 
 def beyond_forwards(row: Results) -> float:
     """Return the share of the steps' time outside forwards, the median of the rounds."""
-    shares = [spent / whole for spent, whole in zip(row["step_forwards_s"], decoding_s(row), strict=True)]
+    shares = [spent / total for spent, total in zip(row["step_forwards_s"], decoding_s(row), strict=True)]
     return 1.0 - float(statistics.median(shares))
 
 
 def without_forward(row: Results) -> float:
     """Return the share of the wall time in which no forward runs (device idle time), the median of the rounds."""
     times = zip(row["step_forwards_s"], row["prompt_forwards_s"], row["seconds"], strict=True)
-    return 1.0 - float(statistics.median((steps + prompts) / whole for steps, prompts, whole in times))
+    return 1.0 - float(statistics.median((steps + prompts) / total for steps, prompts, total in times))
 
 
 def parts_of_pass(row: Results) -> tuple[float, ...]:
     """Return the shares of the wall time of all passes, in the order of `PARTS`."""
-    phases, whole = {name: sum(values) for name, values in row["phases_s"].items()}, sum(row["seconds"])
+    phases, total = {name: sum(values) for name, values in row["phases_s"].items()}, sum(row["seconds"])
     named = (phases["encode_s"] + phases["prefill_s"], *(phases[f"{n}_s"] for n in ("draft", "verify", "commit")))
-    return (*(part / whole for part in named), max(0.0, 1.0 - sum(named) / whole))
+    return (*(part / total for part in named), max(0.0, 1.0 - sum(named) / total))
 
 
 def survival(row: Results, gamma: int) -> list[float]:
     """Return the shares of the steps that accept at least 1, 2, … γ drafts."""
     counts = row["acceptance_histogram"]
-    return [sum(counts[place:]) / sum(counts) for place in range(1, gamma + 1)]
+    return [sum(counts[depth:]) / sum(counts) for depth in range(1, gamma + 1)]
 
 
-def _interval(found: Sequence[float] | None) -> str:
-    if found is None:
+def _interval(interval: Sequence[float] | None) -> str:
+    if interval is None:
         return "withheld"
-    mean, low, high = (100 * value for value in found)
+    mean, low, high = (100 * value for value in interval)
     return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
@@ -150,7 +150,7 @@ def _steps(results: Results) -> Iterator[Results]:
 
 
 def _positions(results: Results) -> str:
-    titles = " | ".join(f"draft {place}" for place in range(1, results["gamma"] + 1))
+    titles = " | ".join(f"draft {depth}" for depth in range(1, results["gamma"] + 1))
     rows = [(row["max_new_tokens"], row["batch"], *row["kept"]) for row in _steps(results)]
     return table(f"new tokens, at most | batch | {titles}", rows)
 
@@ -170,26 +170,26 @@ def _engine_setting(results: Results) -> str:
 def claims(results: Results) -> list[tuple[str, bool | None, str]]:
     """Check the goals; return (text, whether reached or None if speeds are withheld or rounds too few, numbers) of
     each."""
-    found: list[tuple[str, bool | None, str]] = []
+    findings: list[tuple[str, bool | None, str]] = []
     for (length, batch), modes in cells_of(results).items():
         plain, chain, where = modes["plain"], modes["chain"], f"batch {batch}, at most {length} tokens"
         if batch in BOUND_BATCHES:
             possible, reached = bound(chain, results["gamma"]), speed_up(chain, plain)
             holds = None if reached is None else reached >= OF_BOUND * possible
             numbers = "withheld" if reached is None else f"{reached:.2f} of {possible:.2f}, {reached / possible:.2f}"
-            found.append((f"a chain reaches {OF_BOUND:g} of τ / (γ·c + v): {where}", holds, numbers))
+            findings.append((f"a chain reaches {OF_BOUND:g} of τ / (γ·c + v): {where}", holds, numbers))
         longer = slower_by(modes["controlled"], plain)
         enough = len(plain["seconds"]) >= MIN_ROUNDS
         holds = None if longer is None or not enough else longer[2] <= MAX_LONGER
         numbers = _interval(longer) + ("" if enough else f", fewer than {MIN_ROUNDS} rounds")
         text = f"with the controller at most {percent(MAX_LONGER)} longer than plainly: {where}"
-        found.append((text, holds, numbers))
+        findings.append((text, holds, numbers))
         beyond = beyond_forwards(chain)
         text = f"trees, accepting and committing take at most {percent(MAX_BEYOND)} of a chain's steps: {where}"
-        found.append((text, beyond <= MAX_BEYOND, percent(beyond, 1)))
+        findings.append((text, beyond <= MAX_BEYOND, percent(beyond, 1)))
         graphs = sum(sum(row["num_new_graphs"]) for row in modes.values())
-        found.append((f"nothing is compiled in timed passes: {where}", graphs == 0, f"{graphs} graphs"))
-    return sorted(found, key=lambda one: one[0].partition(":")[0])
+        findings.append((f"nothing is compiled in timed passes: {where}", graphs == 0, f"{graphs} graphs"))
+    return sorted(findings, key=lambda finding: finding[0].partition(":")[0])
 
 
 # --- beside other engines ------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ def best_rows(results: Results) -> list[Results]:
     """Return the fastest variant of each row and batch size; one with a withheld speed only if no other has a speed."""
     best: dict[tuple[int, str], Results] = {}
     for row in results["rows"]:
-        place = row["batch"], row["row"]
-        if place not in best or _speed(row) > _speed(best[place]):
-            best[place] = row
+        key = row["batch"], row["row"]
+        if key not in best or _speed(row) > _speed(best[key]):
+            best[key] = row
     return list(best.values())
 
 
@@ -236,13 +236,13 @@ def _goals(results: Results, is_rival: Callable[[str], bool] = lambda _: True) -
 
 def _peers_line(results: Results) -> str:
     """Render the goals against vLLM in one sentence."""
-    found: dict[str, list[str]] = {}
+    by_workload: dict[str, list[str]] = {}
     for goal in _goals(results, lambda other: other.startswith(VLLM)):
         if goal["over"] is not None:
             what, batch = goal["what"].split(", ")
             missed = "" if goal["reached"] == "yes" else f", below the goal of {goal['wanted']:g}"
-            found.setdefault(what, []).append(f"{goal['over']['median']:.2f} ({batch}{missed})")
-    parts = (f"{what} {', '.join(ratios)}" for what, ratios in found.items())
+            by_workload.setdefault(what, []).append(f"{goal['over']['median']:.2f} ({batch}{missed})")
+    parts = (f"{what} {', '.join(ratios)}" for what, ratios in by_workload.items())
     return f"Speed over vLLM's fastest variant, by requests: {'; '.join(parts)}."
 
 
@@ -251,8 +251,8 @@ def _peers_setting(results: Results) -> str:
     rows = results["rows"]
     requests = ", ".join(f"{count} at batch {b}" for b, count in {r["batch"]: r["num_requests"] for r in rows}.items())
     passes = ", ".join(f"{num} at batch {b}" for b, num in {r["batch"]: len(r["seconds"]) for r in rows}.items())
-    versions = dict.fromkeys(tuple(sorted(one.items())) for one in results["versions"].values())
-    libraries = "; ".join(", ".join(f"{name} {number}" for name, number in one) for one in versions)
+    versions = dict.fromkeys(tuple(sorted(packages.items())) for packages in results["versions"].values())
+    libraries = "; ".join(", ".join(f"{name} {number}" for name, number in packages) for packages in versions)
     launches = "one launch" if results["launches"] == 1 else f"{results['launches']} launches"
     return (
         f"{inflated(results)}, γ = {results['gamma']}, at most {results['max_new_tokens']} new tokens. "
@@ -267,16 +267,16 @@ def _real_peers_line(results: Results) -> str:
     rows = [row for row in best_rows(results["peers"]) if row["samples_per_s"] is not None]
     for batch in sorted({row["batch"] for row in rows}):
         here = [row for row in rows if row["batch"] == batch]
-        own, other = (
+        engine, other = (
             max(
                 (row for row in here if row["row"].startswith(OWN) == is_own),
                 key=lambda row: float(row["samples_per_s"]["median"]),
             )
             for is_own in (True, False)
         )
-        over = ratio(own, other)
+        over = ratio(engine, other)
         assert over is not None
-        parts.append(f"{over['median']:.2f} at batch {batch} ({own['row']} over {other['row']})")
+        parts.append(f"{over['median']:.2f} at batch {batch} ({engine['row']} over {other['row']})")
     return f"Requests per second of this engine's fastest row over the fastest other one: {', '.join(parts)}."
 
 

@@ -41,7 +41,7 @@ def needs_of(fleet: Fleet, results: Results) -> Results:
     """Return what the fleet takes, by name; drivers may be a fraction."""
     writers = [row for row in results["writer"] if row["kind"] == fleet.kind]
     one_task = next(row for row in writers if row["num_tasks"] == 1)
-    ledger = min(results["ledger"], key=lambda one: abs(one["rows"] - fleet.batch_rows))
+    ledger = min(results["ledger"], key=lambda row: abs(row["rows"] - fleet.batch_rows))
     costs, factor = results["driver"], BATCHES[fleet.kind]
     per_batch, spare = costs["cpu_ms_per_batch"], DRIVER_SHARE - costs["cpu_s_per_s"]["driver"]
     batches_per_s, files_per_s = fleet.rows_per_s / fleet.batch_rows, fleet.rows_per_s / one_task["rows_per_file"]

@@ -23,12 +23,12 @@ def gpu_heading(results: Results) -> str:
         heading += f" Memory is copied at {results['copy'] / 1e12:.2f} TB/s, bytes read and written counted."
     if "gemm" in results:
         heading += f" A large GEMM runs at {results['gemm'] / 1e12:.0f} TFLOP/s."
-    names: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     for name, run in results.get("runs", {}).items():
         if name in SECTIONS and run["seconds"] != results["seconds"]:
             facts = f"{run['device']}, torch {run['torch']}, transformers {run['transformers']}"
-            names.setdefault(facts, []).append(name)
-    return heading + "".join(f" Of an earlier run ({facts}): {', '.join(found)}." for facts, found in names.items())
+            sections.setdefault(facts, []).append(name)
+    return heading + "".join(f" Of an earlier run ({facts}): {', '.join(names)}." for facts, names in sections.items())
 
 
 def _attention(row: Results) -> Results:
@@ -42,15 +42,15 @@ def _models(pair: Results) -> Iterator[Results]:
 
 def decoding_rows(results: Results) -> list[Results]:
     """Return the rows of both sections of decoding, by batch size."""
-    found = [row for name in ("decoding", "fused") for row in results.get(name, {"rows": []})["rows"]]
-    return sorted(found, key=lambda row: row["batch"])
+    rows = [row for name in ("decoding", "fused") for row in results.get(name, {"rows": []})["rows"]]
+    return sorted(rows, key=lambda row: row["batch"])
 
 
 def default_rows(results: Results) -> dict[tuple[int, str], Results]:
     """Return the rows of a job's default steps, fused if they were measured, by batch size and method."""
-    found = decoding_rows(results)
-    step = "fused" if any(row["step"] == "fused" for row in found) else "captured"
-    return {(row["batch"], row["method"]): row for row in found if row["step"] == step}
+    rows = decoding_rows(results)
+    step = "fused" if any(row["step"] == "fused" for row in rows) else "captured"
+    return {(row["batch"], row["method"]): row for row in rows if row["step"] == step}
 
 
 def ratio(row: Results | None, base: Results | None) -> str:
@@ -67,9 +67,9 @@ def _equal(row: Results) -> str:
 
 
 def _decoding(results: Results) -> Iterator[Results]:
-    found = decoding_rows(results)
-    plain = {one["batch"]: one for one in found if (one["method"], one["step"]) == ("plain", "captured")}
-    for row in found:
+    rows = decoding_rows(results)
+    plain = {row["batch"]: row for row in rows if (row["method"], row["step"]) == ("plain", "captured")}
+    for row in rows:
         roofline = outside = "–"
         if row["tokens_per_s"] is not None:
             roofline = f"{row['of_roofline']:.0%}"
@@ -81,10 +81,10 @@ def _decoding(results: Results) -> Iterator[Results]:
 
 
 def _generate(results: Results) -> Iterator[Results]:
-    own = default_rows(results)
+    defaults = default_rows(results)
     for name in ("generate", "generate_compiled"):
         for row in results.get(name, {"rows": []})["rows"]:
-            over = {method: ratio(own.get((row["batch"], method)), row) for method in ("plain", "chain")}
+            over = {method: ratio(defaults.get((row["batch"], method)), row) for method in ("plain", "chain")}
             yield row | over | {"equal": _equal(row)}
 
 
@@ -101,10 +101,10 @@ def _long(section: Results) -> Iterator[Results]:
 
 
 def _headline(results: Results) -> Iterator[Results]:
-    own = default_rows(results)
+    defaults = default_rows(results)
     generate = {row["batch"]: row for row in results.get("generate", {"rows": []})["rows"]}
-    for batch in sorted({batch for batch, _ in own}):
-        plain, drafted, theirs = own[batch, "plain"], own[batch, "chain"], generate.get(batch)
+    for batch in sorted({batch for batch, _ in defaults}):
+        plain, drafted, theirs = defaults[batch, "plain"], defaults[batch, "chain"], generate.get(batch)
         yield {
             "batch": batch,
             "plain": plain["tokens_per_s"],
@@ -120,8 +120,8 @@ def gpu_findings(results: Results) -> str:
     rows = {(row["batch"], row["method"], row["step"]): row for row in decoding_rows(results)}
     batches = sorted({batch for batch, *_ in rows})
     first, last = batches[0], batches[-1]
-    own = default_rows(results)
-    drafts = [f"{ratio(own[b, 'chain'], own[b, 'plain'])} (batch {b})" for b in batches]
+    defaults = default_rows(results)
+    drafts = [f"{ratio(defaults[b, 'chain'], defaults[b, 'plain'])} (batch {b})" for b in batches]
     attention = [
         f"{row['tree_kernel_us'] / row['mask_us']:.2f} ({row['query']} / {row['key']} heads, {row['nodes']} nodes)"
         for row in results.get("attention", [])
@@ -135,7 +135,7 @@ def gpu_findings(results: Results) -> str:
     ]
     prefills = []
     for batch in batches:
-        forwards, seconds = own[batch, "chain"]["forwards"]["prompts"], own[batch, "chain"]["seconds"]
+        forwards, seconds = defaults[batch, "chain"]["forwards"]["prompts"], defaults[batch, "chain"]["seconds"]
         share = sum(forwards["seconds"]) / sum(seconds)
         prefills.append(f"{share:.0%} in {forwards['calls'][0]} prefills (batch {batch})")
     lines = []
@@ -148,10 +148,10 @@ def gpu_findings(results: Results) -> str:
         )
     lines += [
         f"Five drafts over plain decoding: {', '.join(drafts)}. The [controller](../methods/controller.md) chooses the "
-        f"depth. At batch {last} {own[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside graphs: "
-        "trees, acceptance and commit are small kernels that are not captured.",
+        f"depth. At batch {last} {defaults[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside "
+        "graphs: trees, acceptance and commit are small kernels that are not captured.",
         f"Of a pass with drafts, whose rows end one by one, prefills take {', '.join(prefills)}.",
-        f"Plain decoding reaches {own[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
+        f"Plain decoding reaches {defaults[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
         f"{OF_ROOFLINE:.0%} are the goal.",
     ]
     if fused_prefills:
@@ -166,16 +166,16 @@ def gpu_findings(results: Results) -> str:
 
 def claims(results: Results) -> str:
     """Render the goals for plain decoding with default steps."""
-    found = []
+    goals = []
     for (batch, method), row in sorted(default_rows(results).items()):
         if method != "plain" or row["tokens_per_s"] is None:
             continue
         if batch == 1:
             word = "reached" if row["of_roofline"] >= OF_ROOFLINE else "not reached"
-            found.append(f"plain decoding at batch 1 at {OF_ROOFLINE:.0%} of the roofline: {word}")
+            goals.append(f"plain decoding at batch 1 at {OF_ROOFLINE:.0%} of the roofline: {word}")
         word = "reached" if row["outside_graphs"] <= MAX_IDLE else "not shown"
-        found.append(f"host idle at batch {batch} at most {MAX_IDLE:.0%}: {word}")
-    return "To be shown: " + ("; ".join(found) or "no row to judge by") + "."
+        goals.append(f"host idle at batch {batch} at most {MAX_IDLE:.0%}: {word}")
+    return "To be shown: " + ("; ".join(goals) or "no row to judge by") + "."
 
 
 FUNCTIONS: dict[str, Function] = {

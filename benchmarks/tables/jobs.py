@@ -13,7 +13,7 @@ from benchmarks.tables.specs import Function
 
 def _moments(results: Results) -> Iterator[Results]:
     """Yield nodes and actors of a job over time."""
-    end = next((one for one in results["time_line"] if one["at_s"] >= results["job_done_at_s"]), None)
+    end = next((moment for moment in results["time_line"] if moment["at_s"] >= results["job_done_at_s"]), None)
     for moment in results["time_line"]:
         yield moment | {"note": "the job has ended" if moment is end else ""}
 
@@ -27,9 +27,9 @@ def _driver(results: Results) -> Iterator[Results]:
 
 
 def _fleets(results: Results) -> Iterator[Results]:
-    for one in results["fleets"]:
-        rates = {"wanted": one["rows_per_s_each"] * one["num_actors"], "made": one["num_rows"] / one["wall_s"]}
-        yield one | rates | {"share": one["cpu_s"]["driver"] / one["total_s"]}
+    for fleet in results["fleets"]:
+        rates = {"wanted": fleet["rows_per_s_each"] * fleet["num_actors"], "made": fleet["num_rows"] / fleet["wall_s"]}
+        yield fleet | rates | {"share": fleet["cpu_s"]["driver"] / fleet["total_s"]}
 
 
 def _ledger(row: Results) -> Results:
@@ -46,12 +46,12 @@ def _model(results: Results) -> Iterator[Results]:
 
 
 def _decoders(results: Results) -> Iterator[Results]:
-    found = results["throughput"]
-    for name, cell in found["cells"].items():
-        place, _, decoder = name.partition("/")
-        what, by = f"640 × 480 JPEG to {found['side_px']} px", "Pillow"
+    throughput = results["throughput"]
+    for name, cell in throughput["cells"].items():
+        case, _, decoder = name.partition("/")
+        what, by = f"640 × 480 JPEG to {throughput['side_px']} px", "Pillow"
         if decoder:
-            frames, gop = f"{found['num_frames']} frames to {found['side_px']} px", place.rpartition("_")[2]
+            frames, gop = f"{throughput['num_frames']} frames to {throughput['side_px']} px", case.rpartition("_")[2]
             what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", f"`{decoder}`"
         yield cell | {"what": what, "by": by}
 
@@ -68,11 +68,11 @@ def _waits(results: Results) -> Iterator[Results]:
 
 
 def _audits(results: Results) -> Iterator[Results]:
-    for name, one in results["cases"].items():
-        seeds = one["seeds"]
+    for name, case in results["cases"].items():
+        seeds = case["seeds"]
         ends = sorted(seed["half_budget_ends_at"] for seed in seeds if seed["half_budget_ends_at"] is not None)
         audited = sorted(seed["num_rows"] for seed in seeds)
-        yield one | {
+        yield case | {
             "name": name,
             "audited": f"{audited[0]} to {audited[-1]}",
             "widest": max(seed["high"] - seed["low"] for seed in seeds),
@@ -82,28 +82,28 @@ def _audits(results: Results) -> Iterator[Results]:
         }
 
 
-def is_right(one: Results) -> bool:
+def is_right(workload: Results) -> bool:
     """Return whether the whole jobs support the recommendation: a recommended method is faster in all of them, and
     without a recommendation the chain is not 5 % faster in the median."""
-    if one["verdict"]["recommended"] == "none":
-        return bool(statistics.median(one["speedups"]) < 1.05)
-    return bool(min(one["speedups"]) > 1)
+    if workload["verdict"]["recommended"] == "none":
+        return bool(statistics.median(workload["speedups"]) < 1.05)
+    return bool(min(workload["speedups"]) > 1)
 
 
 def _estimates(results: Results) -> Iterator[Results]:
-    for name, one in results["workloads"].items():
-        chain = next(method for method in one["verdict"]["methods"] if method["method"] == "chain")
+    for name, workload in results["workloads"].items():
+        chain = next(method for method in workload["verdict"]["methods"] if method["method"] == "chain")
         limits = chain["speedup"]
-        shown = f" ({limits['low']:.2f} to {limits['high']:.2f})" if limits["high"] is not None else ""
-        told = {"speedup": f"{limits['value']:.2f}{shown}", "is": "right" if is_right(one) else "wrong"}
-        yield {"name": name, **chain, **one, **told, "whole": spread(one["speedups"])}
+        interval = f" ({limits['low']:.2f} to {limits['high']:.2f})" if limits["high"] is not None else ""
+        figures = {"speedup": f"{limits['value']:.2f}{interval}", "is": "right" if is_right(workload) else "wrong"}
+        yield {"name": name, **chain, **workload, **figures, "whole": spread(workload["speedups"])}
 
 
 def _detections(results: Results) -> Iterator[Results]:
     number = results["num_seeds"]
-    for one in results["detection"]["cells"]:
-        found = f"{percent(one['num_found'] / number, 1)} ({one['num_found']:,} of {number:,})"
-        yield one | {"found": found, "share_shown": f"{100 * one['share']:g} %"}
+    for cell in results["detection"]["cells"]:
+        detected = f"{percent(cell['num_found'] / number, 1)} ({cell['num_found']:,} of {number:,})"
+        yield cell | {"found": detected, "share_shown": f"{100 * cell['share']:g} %"}
 
 
 def _clean(row: Results) -> Results:

@@ -32,7 +32,7 @@ GUIDANCE = (1.0, 2.0, 4.0, 7.5)
 DRAWN = ("coupled_0.1", "coupled_0.4", "paper_0.1", "paper_0.4", "code_0.4")
 MAIN = {
     1: (
-        *("plain", "plain_other_seed", "eagle2_rejection", "eagle2_coupled", *(f"lantern_{one}" for one in DRAWN)),
+        *("plain", "plain_other_seed", "eagle2_rejection", "eagle2_coupled", *(f"lantern_{name}" for name in DRAWN)),
         *("static_rejection", "lantern_pp", "lantern_pp_scaled", "jacobi", "jacobi_above"),
     ),
     0: (
@@ -82,8 +82,8 @@ def _settings(results: Results) -> Iterator[Results]:
 def _main(results: Results, kind: str) -> Iterator[Results]:
     data = results["kinds"][kind]
     for temperature, names in MAIN.items():
-        found = (data["rows"].get(f"{temperature}/{name}") for name in names)
-        yield from ({"temperature": temperature, **cell} for cell in found if cell is not None)
+        cells = (data["rows"].get(f"{temperature}/{name}") for name in names)
+        yield from ({"temperature": temperature, **cell} for cell in cells if cell is not None)
     for cell in data["bounds"].values():
         yield {**cell, "label": f"*{cell['label']}*", "temperature": ""}
 
@@ -98,15 +98,15 @@ def _premise(results: Results) -> Iterator[Results]:
     before = {"real images": data["bounds"]["reconstructed"], "plain decoding": data["rows"]["1/plain"]}
     for source, (label, cell) in zip(("real", "plain"), before.items(), strict=True):
         yield {"of": label, "by": "nothing", "snr": "", **cell}
-        for key, one in data["premise"].items():
+        for key, entry in data["premise"].items():
             if not key.startswith(f"{source}/"):
                 continue
-            by = f"neighbour {one['place']} by {one['metric'].replace('l2', 'ℓ2')}"
-            if one["metric"] == "random":
+            by = f"neighbour {entry['place']} by {entry['metric'].replace('l2', 'ℓ2')}"
+            if entry["metric"] == "random":
                 by = "a code drawn at random"
-            if one["drawn"]:
-                by = f"one of the {one['place']} nearest by ℓ2, drawn at each place"
-            yield {"of": label, "by": by, "snr": f"{one['snr_db']:.1f}", **one}
+            if entry["drawn"]:
+                by = f"one of the {entry['place']} nearest by ℓ2, drawn at each place"
+            yield {"of": label, "by": by, "snr": f"{entry['snr_db']:.1f}", **entry}
 
 
 def _grid(results: Results, name: str, what: str, with_paper: bool) -> Iterator[Results]:
@@ -120,9 +120,9 @@ def _grid(results: Results, name: str, what: str, with_paper: bool) -> Iterator[
         others = (("cosine", "tvd", "cosine"), ("random", "tvd", "random"), ("l2", "jsd", "JSD"))
         grid = [(k, "l2/tvd", str(share[str(k)])) for k in KS]
         grid += [(KS[-1], f"{metric}/{divergence}", f"{last}, {label}") for metric, divergence, label in others]
-        for place, (k, rule, label) in enumerate(grid):
+        for index, (k, rule, label) in enumerate(grid):
             means = [f"{record[f'{what}/{rule}/{share[str(k)]}/{delta}']:.3f}" for delta in DELTAS]
-            if printed and place < len(KS):
+            if printed and index < len(KS):
                 means = [f"{mean} ({value:.3f})" for mean, value in zip(means, PAPER_PROBABILITY[k], strict=True)]
             yield {"kind": kind, "k": label, "means": means}
 
@@ -168,13 +168,13 @@ def _guidance_line(results: Results) -> str:
         ("jacobi", "Speculative Jacobi decoding, without a drafter,"),
         ("eagle2_coupled", "EAGLE-2"),
     ):
-        found: dict[Holds, list[str]] = {True: [], False: [], None: []}
+        by_verdict: dict[Holds, list[str]] = {True: [], False: [], None: []}
         for scale in GUIDANCE:
-            own, other = (f"text:guidance:{scale:g}/{one}" for one in (name, "lantern_paper_0.4"))
-            holds, _ = Compare(own, {"": other})(read)
-            found[holds].append(f"{scale:g} ({read.mean(own, TOKENS):.2f} against {read.mean(other, TOKENS):.2f})")
-        said = "; ".join(f"{words[holds]} {', '.join(scales)}" for holds, scales in found.items() if scales)
-        parts.append(f"{title} {said}")
+            key, other = (f"text:guidance:{scale:g}/{method}" for method in (name, "lantern_paper_0.4"))
+            holds, _ = Compare(key, {"": other})(read)
+            by_verdict[holds].append(f"{scale:g} ({read.mean(key, TOKENS):.2f} against {read.mean(other, TOKENS):.2f})")
+        outcomes = "; ".join(f"{words[holds]} {', '.join(scales)}" for holds, scales in by_verdict.items() if scales)
+        parts.append(f"{title} {outcomes}")
     return (
         "Noise shared by drafts and target loses nothing. Beside LANTERN with the paper's residual at δ = 0.4, which "
         f"is lossy (codes per step of the target): {'. '.join(parts)}."
@@ -203,9 +203,9 @@ def _gains_half(read: Reader) -> Finding:
     for kind in KINDS:
         names = ("eagle2_rejection", "eagle2_coupled", "lantern_paper_0.4")
         cells = [read.measured(f"{kind}:1/{name}") for name in names]
-        strict, coupled, relaxed = (one.value for one in cells)
-        error = math.hypot(*(share * one.error for share, one in zip((0.5, 1.0, 0.5), cells, strict=True)))
-        holds = decide(coupled - 0.5 * (strict + relaxed), error, min(one.num for one in cells))
+        strict, coupled, relaxed = (cell.value for cell in cells)
+        error = math.hypot(*(share * cell.error for share, cell in zip((0.5, 1.0, 0.5), cells, strict=True)))
+        holds = decide(coupled - 0.5 * (strict + relaxed), error, min(cell.num for cell in cells))
         parts.append((holds, f"{kind}: {strict:.2f} strict, {coupled:.2f} coupled, {relaxed:.2f} relaxed"))
     return combine(parts)
 

@@ -66,15 +66,15 @@ def _pruned(results: Results) -> Iterator[Results]:
     for key in SCENARIOS:
         row: Results = {"scenario": key.replace("_", " ")}
         for name, short in (("specvlm", "guided"), ("specvlm_uniform", "uniform")):
-            cell, seen = results["methods"][name]["scenarios"][key], results["pruning"][name].get(key)
+            cell, share = results["methods"][name]["scenarios"][key], results["pruning"][name].get(key)
             row[short] = f"{cell['mean_acceptance_length']:.2f} ± {error_of(cell, TOKENS):.2f}"
-            row[f"seen_{short}"] = "–" if seen is None else f"{seen:.2f}"
+            row[f"seen_{short}"] = "–" if share is None else f"{share:.2f}"
         yield row
 
 
 def _ablations(results: Results) -> str:
     """Render one table per group, the expected speed-ups and SAGE's autocorrelation."""
-    one = Table(
+    groups_table = Table(
         "variant | single | second turn | clip | story | nodes a step | attributes right | F1 | equal",
         "{0} | {acceptance_length[single]:.2f} | {acceptance_length[second_turn]:.2f} | {acceptance_length[clip]:.2f} "
         "| {acceptance_length[story]:.2f} | {drafted_per_step:.1f} | {accuracy:.3f} | {attribute_f1:.3f} "
@@ -87,7 +87,7 @@ def _ablations(results: Results) -> str:
     return "\n\n".join(
         (
             f"{results['num_cases']} cases of each scenario, greedy, float32.",
-            *(f"**{name}**\n\n{one({'group': group})}" for name, group in results["groups"].items()),
+            *(f"**{name}**\n\n{groups_table({'group': group})}" for name, group in results["groups"].items()),
             f"Expected speed-up by TABED's Eq. 1 at the measured latency ratio {results['latency_ratio']:.2f} (drafter "
             f"{ms['drafter_ms']:.2f} ms, target {ms['target_ms']:.2f} ms, batch of one, CPU): {speedups}.",
             f"Autocorrelation of SAGE's confidence from step to step: {lags}.",
@@ -100,7 +100,7 @@ def _cells(results: Results, key: str) -> list[Results]:
     name, _, group = key.partition(":")
     is_video = name.startswith("video_")
     scenarios = (results["video"] if is_video else results)["methods"][name]["scenarios"]
-    return [scenarios[one] for one in (VIDEO if is_video and not group else GROUPS[group or "benchmarks"])]
+    return [scenarios[scenario] for scenario in (VIDEO if is_video and not group else GROUPS[group or "benchmarks"])]
 
 
 def _best_everywhere(read: Reader) -> Finding:

@@ -14,7 +14,7 @@ from benchmarks.tables.specs import load
 LINE_WIDTH = 130
 """Maximum length of a wrapped line of the README, also where it shows a paragraph of results."""
 MODULES = (archive, engine, gpu, jobs, lantern, methods, real)
-PARTS = load({name: one for module in MODULES for name, one in module.FUNCTIONS.items()})
+PARTS = load({name: function for module in MODULES for name, function in module.FUNCTIONS.items()})
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
 
@@ -29,13 +29,13 @@ def fill(text: str, results: dict[str, Results]) -> str:
     """Render every generated part of `text` again; a part without results names the command to run. Paragraphs are
     wrapped."""
 
-    def render(found: re.Match[str]) -> str:
-        part = PARTS[found["name"]]
+    def render(match: re.Match[str]) -> str:
+        part = PARTS[match["name"]]
         missing = f"`{part.command}` was not run yet."
         body = part.render(results[part.source]) if part.source in results else missing
         if "\n" not in body:
             body = textwrap.fill(body, LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
-        return f"{found[1]}{body}\n{found[3]}"
+        return f"{match[1]}{body}\n{match[3]}"
 
     return MARK.sub(render, text)
 

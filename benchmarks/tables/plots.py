@@ -51,8 +51,8 @@ class Plot:
 
 def digest_of(path: Path) -> str:
     """Return the digest of the data of a drawn file; empty if there is none."""
-    found = re.search(r"<dc:description>(\w+)</dc:description>", path.read_text()) if path.exists() else None
-    return found[1] if found else ""
+    match = re.search(r"<dc:description>(\w+)</dc:description>", path.read_text()) if path.exists() else None
+    return match[1] if match else ""
 
 
 def _axes(pyplot: Any, plot: Plot, height: float = 4.2) -> tuple[Any, Any]:
@@ -64,17 +64,17 @@ def _axes(pyplot: Any, plot: Plot, height: float = 4.2) -> tuple[Any, Any]:
 
 
 def _ranges(pyplot: Any, plot: Plot) -> Any:
-    """Draw curves over named places, whose points are (place, middle, low, high); the y-axis starts at 0."""
+    """Draw curves over named positions, whose points are (position, middle, low, high); the y-axis starts at 0."""
     figure, axes = _axes(pyplot, plot)
-    places = sorted({place for curve in plot.data.values() for place, *_ in curve})
+    positions = sorted({position for curve in plot.data.values() for position, *_ in curve})
     for number, (name, curve) in enumerate(plot.data.items()):
         shift = 0.04 * (number - (len(plot.data) - 1) / 2)
-        across = [places.index(place) + shift for place, *_ in curve]
+        across = [positions.index(position) + shift for position, *_ in curve]
         middles = [middle for _, middle, *_ in curve]
         errors = [[m - low for _, m, low, _ in curve], [high - m for _, m, _, high in curve]]
         style = "-" if number < 8 else "--"
         axes.errorbar(across, middles, errors, label=name, marker="o", markersize=4, capsize=2, linestyle=style)
-    axes.set_xticks(range(len(places)), map(str, places))
+    axes.set_xticks(range(len(positions)), map(str, positions))
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside right upper")
     return figure
@@ -166,7 +166,7 @@ def _positions(results: Results) -> Plot:
     """Return how often the first drafts of a chain are all accepted."""
     curves = {
         f"batch {batch}, ≤ {length} tokens": [
-            (place, *[100 * share] * 3) for place, share in enumerate(survival(rows["chain"], results["gamma"]), 1)
+            (depth, *[100 * share] * 3) for depth, share in enumerate(survival(rows["chain"], results["gamma"]), 1)
         ]
         for (length, batch), rows in cells_of(results).items()
     }
@@ -235,9 +235,9 @@ PLOTS: dict[str, tuple[Callable[..., Plot], tuple[str, ...]]] = {
 def plots_of(results: Mapping[str, Results]) -> dict[Path, Plot]:
     """Return the plots whose results exist, by file."""
     return {
-        FOLDER / f"{name}.svg": make(*(results[one] for one in needed))
+        FOLDER / f"{name}.svg": make(*(results[source] for source in needed))
         for name, (make, needed) in PLOTS.items()
-        if all(one in results for one in needed)
+        if all(source in results for source in needed)
     }
 
 

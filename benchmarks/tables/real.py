@@ -27,8 +27,8 @@ def _replayed(results: Results) -> Iterator[Results]:
     )
     for name, row in replayed.items():
         both = (launched[name], row)
-        before, after = (one["tokens_per_s"]["median"] for one in both)
-        lengths = " / ".join(f"{one['mean_acceptance_length']:.2f}" for one in both)
+        before, after = (row["tokens_per_s"]["median"] for row in both)
+        lengths = " / ".join(f"{row['mean_acceptance_length']:.2f}" for row in both)
         yield row | {"lengths": lengths, "launched": launched[name]["tokens_per_s"], "faster": after / before}
 
 

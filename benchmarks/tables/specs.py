@@ -40,10 +40,10 @@ class Table:
 
     def __call__(self, results: Results) -> str:
         if callable(self.rows):
-            found: Iterable[tuple[tuple[Any, ...], Any]] = (((), row) for row in self.rows(results))
+            rows: Iterable[tuple[tuple[Any, ...], Any]] = (((), row) for row in self.rows(results))
         else:
-            found = select(results, self.rows.split("."))
-        return table(self.titles, [self.line(keys, row) for keys, row in found])
+            rows = select(results, self.rows.split("."))
+        return table(self.titles, [self.line(keys, row) for keys, row in rows])
 
     def line(self, keys: Sequence[Any], row: Results) -> list[str]:
         """Return the cells of one row that was found under `keys`."""
@@ -58,15 +58,15 @@ class Table:
         return line
 
 
-def select(found: Any, path: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def select(results: Any, path: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield every entry at a path with the keys for its `*`."""
     if not path:
-        yield (), found
+        yield (), results
     elif path[0] != "*":
-        yield from select(found[path[0]], path[1:])
+        yield from select(results[path[0]], path[1:])
     else:
-        for key, entry in found.items() if isinstance(found, Mapping) else enumerate(found):
-            yield from (((key, *keys), one) for keys, one in select(entry, path[1:]))
+        for key, entry in results.items() if isinstance(results, Mapping) else enumerate(results):
+            yield from (((key, *keys), leaf) for keys, leaf in select(entry, path[1:]))
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Part:
 
 def load(functions: Mapping[str, Function], folder: Path = DATA) -> dict[str, Part]:
     """Load all parts by name; `functions` are those that the files name."""
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     for path in sorted(folder.glob("*.yaml")):
         for source, group in yaml.safe_load(path.read_text(encoding="utf-8")).items():
             for name, spec in group["parts"].items():
                 render = _render_of(name, spec, functions)
-                found[name] = Part(source.split("/")[0], group["command"], _noted(render, group))
-    return found
+                parts[name] = Part(source.split("/")[0], group["command"], _noted(render, group))
+    return parts
 
 
 def _render_of(name: str, spec: dict[str, Any], functions: Mapping[str, Function]) -> Render:
@@ -98,24 +98,24 @@ def _render_of(name: str, spec: dict[str, Any], functions: Mapping[str, Function
         return lambda _: f"![{spec['plot']}]({name}.svg)"
     rows = spec.get("rows", "rows.*")
     derive = functions[spec["derive"]] if "derive" in spec else lambda _: {}
-    made = Table(spec["titles"].strip(), spec["cells"].strip(), functions.get(rows, rows), derive, spec.get("absent"))
-    return partial(_render_table, made, spec)
+    layout = Table(spec["titles"].strip(), spec["cells"].strip(), functions.get(rows, rows), derive, spec.get("absent"))
+    return partial(_render_table, layout, spec)
 
 
-def _render_table(made: Table, spec: dict[str, Any], results: Results) -> str:
+def _render_table(layout: Table, spec: dict[str, Any], results: Results) -> str:
     """Render a table with its surroundings, or why there are no figures."""
-    place, sections = spec.get("at", ""), spec.get("of", ())
-    found = results
-    for key in place.split(".") if place else ():
-        found = found.get(key, {})
-    if not found or (sections and not any(name in results for name in sections)):
-        name = place or sections[0]
+    path, sections = spec.get("at", ""), spec.get("of", ())
+    figures = results
+    for key in path.split(".") if path else ():
+        figures = figures.get(key, {})
+    if not figures or (sections and not any(name in results for name in sections)):
+        name = path or sections[0]
         reason = {**results.get("failed", {}), **results.get("skipped", {})}.get(name)
         return f"*{name}*: no figures, {reason}." if reason else "Not measured yet."
     parts = [Cells().vformat(spec["before"].strip(), (), results)] if "before" in spec else []
-    parts.append(made(found))
-    places = [results[name] for name in sections if name in results] or ([found] if spec.get("left_out") else [])
-    if left_out := [one for place in places for one in place["left_out"]]:
+    parts.append(layout(figures))
+    groups = [results[name] for name in sections if name in results] or ([figures] if spec.get("left_out") else [])
+    if left_out := [entry for group in groups for entry in group["left_out"]]:
         parts.append(f"Left out: {'; '.join(left_out)}.")
     return "\n\n".join(parts)
 

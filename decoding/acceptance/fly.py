@@ -29,15 +29,15 @@ class Fly(RelaxedRule):
         self.top = top
         self.margin = 1 if block_end == "margin" and window > 0 else 0
 
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         tree = verification.tree
         unsure = top_entropy(verification.target_logits, self.top) >= self.min_entropy
         passes = unsure.gather(1, tree.parents.clamp_min(0))[:, None]
         if self.window == 0:
             return passes
         ahead = tree.depth[:, :, None] - tree.depth[:, None, :]  # (b, j, i): depth of j − depth of i
-        followed = seen.branches.count(seen.match, (ahead > 0) & (ahead <= self.window)) == self.window
-        room = seen.branches.length[:, :, None] - tree.depth[:, None, :]
+        followed = mismatches.branches.count(mismatches.match, (ahead > 0) & (ahead <= self.window)) == self.window
+        room = mismatches.branches.length[:, :, None] - tree.depth[:, None, :]
         return passes & followed & (room >= self.window + self.margin)
 
 

@@ -37,24 +37,24 @@ class Lantern(RelaxedRule):
         super().open(spec)
         self.neighbourhood.open(spec)
 
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         tree = verification.tree
         near = self.neighbourhood.around(tree.tokens)  # (b, N, n)
-        candidates = torch.cat([tree.tokens[:, :, None], seen.wanted[:, :, None], near], dim=-1)
+        candidates = torch.cat([tree.tokens[:, :, None], mismatches.wanted[:, :, None], near], dim=-1)
         probs = _at_drafts(verification, candidates)
-        own, best, near_probs = probs[..., 0], probs[..., 1], probs[..., 2:]
-        members = self.neighbourhood.members(tree.tokens, own, near, near_probs)
-        stands_for_it = (members & (near == seen.wanted[:, :, None])).any(dim=-1)
+        draft_probs, best, near_probs = probs[..., 0], probs[..., 1], probs[..., 2:]
+        members = self.neighbourhood.members(tree.tokens, draft_probs, near, near_probs)
+        stands_for_it = (members & (near == mismatches.wanted[:, :, None])).any(dim=-1)
         gathered = (near_probs * members).sum(dim=-1, dtype=torch.float64)
-        total = own + gathered
+        total = draft_probs + gathered
         # If the target's token is a neighbour, its probability is part of `total`, so the draft has at least as much.
-        is_best = (total > best) | ((total == best) & (tree.tokens < seen.wanted))
+        is_best = (total > best) | ((total == best) & (tree.tokens < mismatches.wanted))
         outgrows_it = stands_for_it | (is_best & (gathered > 0))
         return torch.where(verification.rows.is_sampled[:, None], stands_for_it, outgrows_it)[:, None]
 
-    def accepts(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def accepts(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         tree = verification.tree
-        accept = super().accepts(verification, seen)
+        accept = super().accepts(verification, mismatches)
         siblings = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)  # (b, i, j): j precedes i
         is_first = ~(siblings & (accept & tree.valid[:, None])).any(dim=-1)
         return accept & (is_first | ~verification.rows.is_sampled[:, None])[:, None]
@@ -64,6 +64,6 @@ def _at_drafts(verification: VerificationOutput, tokens: Tensor) -> Tensor:
     """Return the target's probabilities (b, N, m) of `tokens` (b, N, m) at the position of each draft."""
     logits = verification.processed_logits
     above = verification.tree.parents.clamp_min(0)
-    place = above[:, :, None] * logits.shape[-1] + tokens
-    found = logits.flatten(1).gather(1, place.flatten(1)).view_as(place)
-    return (found - logits.logsumexp(dim=-1).gather(1, above)[:, :, None]).exp()
+    index = above[:, :, None] * logits.shape[-1] + tokens
+    token_logits = logits.flatten(1).gather(1, index.flatten(1)).view_as(index)
+    return (token_logits - logits.logsumexp(dim=-1).gather(1, above)[:, :, None]).exp()

@@ -78,7 +78,7 @@ class CodeResidual(Rejection):
     def weigh(self, trial: RejectionTrial) -> tuple[Tensor, Tensor]:
         near, members = gather_members(self.neighbourhood, trial, trial.mass)
         lent = (trial.mass.gather(1, near) * members).sum(dim=-1, keepdim=True)
-        own = trial.mass.gather(1, trial.token[:, None])
+        draft_mass = trial.mass.gather(1, trial.token[:, None])
         wide = self.neighbourhood.around_and_one_more(trial.token)
         # The public code also zeroes neighbourhoods without mass, but then δ = 0 would not equal `rejection`.
         emptied = self.neighbourhood.may_lend(trial.token, wide) & (lent > 0)
@@ -88,7 +88,7 @@ class CodeResidual(Rejection):
         else:
             subtracted = subtracted.scatter(1, wide, subtracted.gather(1, wide) * ~emptied)
         everything = torch.full_like(mass, 1.0 / mass.shape[-1])
-        return (own + lent)[:, 0], normalise((mass - subtracted).clamp_min(0), everything)
+        return (draft_mass + lent)[:, 0], normalise((mass - subtracted).clamp_min(0), everything)
 
 
 def gather_members(neighbourhood: Neighbourhood, trial: RejectionTrial, law: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,21 +64,21 @@ class LVSpec(RelaxedRule):
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
         return self._visual.replay_key(slots)
 
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
-        passes = self._loosened(verification, seen)
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
+        passes = self._loosened(verification, mismatches)
         if self.position_shift:
-            passes = passes | self._shifted(verification, seen)
+            passes = passes | self._shifted(verification, mismatches)
         return passes
 
-    def _loosened(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def _loosened(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         """Return a mask (b, L, N) of the ⌊λK⌋ least relevant drafts of each branch; ties go to the smaller depth."""
         tree, slots = verification.tree, verification.slots
         relevance = self._visual.relevance(slots, self._states(verification), self.top_visual)
         mine, other = relevance[:, None, :], relevance[:, :, None]  # (b, j, i)
         earlier = tree.depth[:, :, None] < tree.depth[:, None, :]
         before = (other < mine) | ((other == mine) & earlier)
-        rank = seen.branches.count(torch.ones_like(seen.match), before)
-        quota = self._quota[seen.branches.length] * self._visual.has_visual(slots)[:, None]
+        rank = mismatches.branches.count(torch.ones_like(mismatches.match), before)
+        quota = self._quota[mismatches.branches.length] * self._visual.has_visual(slots)[:, None]
         return rank < quota[:, :, None]
 
     def _states(self, verification: VerificationOutput) -> Tensor:
@@ -92,10 +92,10 @@ class LVSpec(RelaxedRule):
         return self._embeddings[tree.tokens]
 
     @staticmethod
-    def _shifted(verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def _shifted(verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         """Return a mask (b, L, N) of the drafts for which the target's token equals some draft of the branch."""
-        same = verification.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
-        return seen.branches.count(torch.ones_like(seen.match), same) > 0
+        same = verification.tree.tokens[:, :, None] == mismatches.wanted[:, None, :]  # (b, j, i)
+        return mismatches.branches.count(torch.ones_like(mismatches.match), same) > 0
 
 
 class VisualMemory:
@@ -167,9 +167,9 @@ class VisualMemory:
         best: Tensor | None = None
         for start in range(0, widest, CHUNK_COLUMNS):
             stop = min(start + CHUNK_COLUMNS, widest)
-            kept = slots.of(self._states)[:, start:stop].float()
-            kept = kept * slots.of(self._inverse)[:, start:stop, None]
-            cosine = states @ kept.transpose(1, 2)
+            visual_states = slots.of(self._states)[:, start:stop].float()
+            visual_states = visual_states * slots.of(self._inverse)[:, start:stop, None]
+            cosine = states @ visual_states.transpose(1, 2)
             columns = torch.arange(start, stop, device=cosine.device)
             cosine = cosine.masked_fill(columns >= count[:, None, None], -torch.inf)
             best = cosine if best is None else torch.cat([best, cosine], dim=-1)

@@ -21,28 +21,28 @@ _TINY = 1e-60
 """Smaller than every positive float32; avoids 0 / 0 without changing any other quotient."""
 
 
-def jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
-    """Return the float64 divergence in nats between q and q after mass `moved` goes to a token of probability `own`.
+def jensen_shannon(prob: Tensor, moved: Tensor) -> Tensor:
+    """Return the float64 divergence in nats between q and q after mass `moved` goes to a token of probability `prob`.
 
     With m = moved, JSD = ½ · [m · ln 2 + (own + m) · ln((own + m) / (own + m/2)) + own · ln(own / (own + m/2))]. It
     increases with m, so comparing cumulative sums with the bound finds the longest prefix of neighbours.
     """
     half = moved / 2
-    middle = (own + half).clamp_min(_TINY)
+    middle = (prob + half).clamp_min(_TINY)
     # log1p, because for small m the last two terms cancel to first order.
-    gained = (own + moved) * torch.log1p(half / middle)
-    lost = own * torch.log1p(half / own.clamp_min(_TINY))
+    gained = (prob + moved) * torch.log1p(half / middle)
+    lost = prob * torch.log1p(half / prob.clamp_min(_TINY))
     return 0.5 * (moved * math.log(2.0) + gained - lost)
 
 
 WITHIN: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
     # Half of |q − q'| is removed mass and half is added mass, so the total variation is the moved mass.
-    "tvd": lambda own, moved, bound: moved <= bound,
-    "jsd": lambda own, moved, bound: jensen_shannon(own, moved) <= bound,
+    "tvd": lambda prob, moved, bound: moved <= bound,
+    "jsd": lambda prob, moved, bound: jensen_shannon(prob, moved) <= bound,
     # LANTERN++: own + moved ≤ λ · own.
-    "multiplicative": lambda own, moved, bound: moved <= (bound - 1.0) * own,
+    "multiplicative": lambda prob, moved, bound: moved <= (bound - 1.0) * prob,
 }
-"""Tests by divergence of whether mass `moved` to a token of probability `own` is within the bound."""
+"""Tests by divergence of whether mass `moved` to a token of probability `prob` is within the bound."""
 
 
 class Neighbourhood:
@@ -82,12 +82,12 @@ class Neighbourhood:
             return torch.ones_like(near, dtype=torch.bool)
         return ~(self._is_special[near] | self._is_special[tokens][..., None])
 
-    def members(self, tokens: Tensor, own: Tensor, near: Tensor, near_probs: Tensor) -> Tensor:
+    def members(self, tokens: Tensor, prob: Tensor, near: Tensor, near_probs: Tensor) -> Tensor:
         """Return a mask (…, n) of the neighbours `near` (…, n) of `tokens` (…) in A(k, δ), besides the draft itself.
 
-        `own` (…) are the target's probabilities of `tokens`, `near_probs` (…, n) those of `near`.
+        `prob` (…) are the target's probabilities of `tokens`, `near_probs` (…, n) those of `near`.
         """
         free = self.may_lend(tokens, near)
         # float64, because float32 rounding errors over a thousand terms would exceed the bound.
         moved = (near_probs * free).cumsum(dim=-1, dtype=torch.float64)
-        return WITHIN[self.divergence](own.double()[..., None], moved, self.delta) & free
+        return WITHIN[self.divergence](prob.double()[..., None], moved, self.delta) & free

@@ -16,11 +16,11 @@ class RandomRelaxation(RelaxedRule):
     def __init__(self, probability: float) -> None:
         self.probability = probability
 
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         tree = verification.tree
         draws = torch.stack(
             [verification.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1
         )  # (b, depths, siblings)
-        place = (tree.depth - 1).clamp_min(0) * tree.max_siblings + tree.sibling_rank()
+        index = (tree.depth - 1).clamp_min(0) * tree.max_siblings + tree.sibling_rank()
         # The root also maps to an entry, but its result is not used.
-        return (draws.flatten(1).gather(1, place) < self.probability)[:, None]
+        return (draws.flatten(1).gather(1, index) < self.probability)[:, None]

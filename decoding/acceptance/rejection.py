@@ -76,8 +76,8 @@ class Rejection(Acceptance):
                 refused = (here & ~accept)[:, None]
                 mass = torch.where(refused, rest, mass)
                 if draft is not None:
-                    left = draft * (1 - tried)
-                    draft = torch.where(refused, normalise(left, left), draft)
+                    residual = draft * (1 - tried)
+                    draft = torch.where(refused, normalise(residual, residual), draft)
             alive = taken
             current = torch.where(alive, child, current)
             path.append(torch.where(alive, current, 0))

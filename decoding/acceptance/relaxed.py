@@ -35,26 +35,28 @@ class RelaxedRule(Acceptance):
         self._is_special = special_tokens(spec)
 
     @abstractmethod
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         """Return a mask of acceptable mismatches: (b, 1, N), or (b, L, N) if it depends on the branch."""
 
     def merit(self, verification: VerificationOutput) -> Tensor | None:
         """Return scores (b, N), whose sum decides between equally long paths; None counts matches with the target."""
         return None
 
-    def accepts(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def accepts(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
-        strict = self._is_special[verification.tree.tokens] | self._is_special[seen.wanted]
+        strict = self._is_special[verification.tree.tokens] | self._is_special[mismatches.wanted]
         if verification.has_grammar:
             strict |= ~legal_drafts(verification)
-        return seen.match[:, None] | (self.pardon(verification, seen) & ~strict[:, None])
+        return mismatches.match[:, None] | (self.pardon(verification, mismatches) & ~strict[:, None])
 
     def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         tree = verification.tree
         choice = target_choice(verification)
         wanted = wanted_tokens(tree, choice)
-        seen = Mismatches(wanted, tree.tokens == wanted, Branches.of(tree))
-        return walk_accepted(tree, seen.branches, choice, self.accepts(verification, seen), self.merit(verification))
+        mismatches = Mismatches(wanted, tree.tokens == wanted, Branches.of(tree))
+        return walk_accepted(
+            tree, mismatches.branches, choice, self.accepts(verification, mismatches), self.merit(verification)
+        )
 
 
 def legal_drafts(verification: VerificationOutput) -> Tensor:

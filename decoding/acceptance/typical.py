@@ -28,7 +28,7 @@ class Typical(RelaxedRule):
         self.alpha = alpha
         self.temperature = temperature
 
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         probs = self._logprobs(verification).exp()
         entropy = -(probs * (probs + ENTROPY_FLOOR).log()).sum(dim=-1)
         bound = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)

@@ -67,8 +67,8 @@ def walk_choices(tree: DraftTree, choice: Tensor) -> AcceptanceResult:
     num_levels = tree.num_levels
     numbers = torch.arange(tree.num_nodes, device=choice.device).expand_as(tree.tokens)
     # Nodes that are not taken are written to one index after the end of the path.
-    places = torch.where(taken, tree.depth, num_levels + 1)
-    path = torch.zeros_like(tree.tokens[:, :1]).repeat(1, num_levels + 2).scatter_(1, places, numbers)[:, :-1]
+    indices = torch.where(taken, tree.depth, num_levels + 1)
+    path = torch.zeros_like(tree.tokens[:, :1]).repeat(1, num_levels + 2).scatter_(1, indices, numbers)[:, :-1]
     n = taken.sum(dim=1)
     last = choice.gather(1, path.gather(1, (n - 1)[:, None]))[:, 0]
     return AcceptanceResult(path, n, last, torch.zeros_like(path, dtype=torch.bool))

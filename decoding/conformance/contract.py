@@ -39,7 +39,7 @@ class _Proxy:
         if not isinstance(value, Tensor):
             raise ContractError(f"{where} as {type(value).__name__}, and it must be a tensor")
         fits = len(value.shape) == len(shape) and all(
-            size is None or size == own for size, own in zip(shape, value.shape, strict=True)
+            size is None or size == actual for size, actual in zip(shape, value.shape, strict=True)
         )
         if not fits:
             sizes = ", ".join("*" if size is None else str(size) for size in shape)

@@ -61,14 +61,14 @@ def fake_prefix(target: Target, length: int) -> Prefix:
 def run_steps(
     method: Method,
     target: Target,
-    own: Callable[[Prefix], list[Prefix]] = lambda _: [],
+    prompts_of: Callable[[Prefix], list[Prefix]] = lambda _: [],
     admitted: Callable[[list[PrefillOutput]], None] = lambda _: None,
     steps: AbstractContextManager[Any] | None = None,
 ) -> StepResult:
     """Run steps with and without drafts under FakeTensorMode: that of the caller, or `steps` for the steps alone.
 
-    `own` returns the drafter's prompts of a sample, `admitted` is called with the prefill outputs before the first
-    step. The last step's result is returned; errors of torch and `HostRead` are raised.
+    `prompts_of` returns the drafter's prompts of a sample, `admitted` is called with the prefill outputs before the
+    first step. The last step's result is returned; errors of torch and `HostRead` are raised.
     """
     tree = method.tree
     capacity = MAX_CONTEXT + tree.num_scratch(method.drafter.shares_cache)
@@ -96,7 +96,7 @@ def run_steps(
         PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)
     ]
     method.drafter.admit(slots, table.root[slots.index], prefill_outputs)
-    method.drafter.prefill(slots, [own(prefix) for prefix in prefixes])
+    method.drafter.prefill(slots, [prompts_of(prefix) for prefix in prefixes])
     tree.reset(slots)
     admitted(prefill_outputs)
     rows = table.sampling(slots)
@@ -110,10 +110,10 @@ def run_steps(
     return result
 
 
-def check_host_reads(make: Callable[[Target], Method], own: Callable[[Prefix], list[Prefix]]) -> None:
-    """Run steps of a method without values on the toy target; raise the error of the first read or copy. `own` is as in
-    `run_steps`."""
+def check_host_reads(make: Callable[[Target], Method], prompts_of: Callable[[Prefix], list[Prefix]]) -> None:
+    """Run steps of a method without values on the toy target; raise the error of the first read or copy.
+    `prompts_of` is as in `run_steps`."""
     target = toys.target()
     with torch.inference_mode():
         # Samples are admitted with values; in steps, tensors lose theirs when they are used.
-        run_steps(make(target), target, own, steps=FakeTensorMode(allow_non_fake_inputs=True))
+        run_steps(make(target), target, prompts_of, steps=FakeTensorMode(allow_non_fake_inputs=True))

@@ -57,13 +57,13 @@ class Result:
 
 def requests(count: int, sampling: Sampling) -> list[Request]:
     """Return prompts of 3 to 12 tokens with limits of 5 to 26 new tokens."""
-    made = []
+    batch = []
     for number in range(count):
         generator = np.random.default_rng(number)
         words = [f"w{word}" for word in generator.integers(4, toys.VOCAB_SIZE, int(generator.integers(2, 12)))]
         limits = replace(sampling, max_new_tokens=5 + (7 * number) % (LONGEST - 4))
-        made.append(Request(f"sample-{number}", " ".join(["<s>", *words]), (), limits, seed=SEED))
-    return made
+        batch.append(Request(f"sample-{number}", " ".join(["<s>", *words]), (), limits, seed=SEED))
+    return batch
 
 
 @cache
@@ -82,7 +82,7 @@ def expected(request: Request) -> tuple[int, ...]:
 
 def decode(method: Method, target: Target, slots: int, wanted: Sequence[Request]) -> dict[str, Completion]:
     """Decode requests and return the completions by sample id. Raises Deviation for a lost or failed request."""
-    done = {one.sample_id: one for one in Engine(target, method, slots, MAX_CONTEXT).run(wanted)}
+    done = {completion.sample_id: completion for completion in Engine(target, method, slots, MAX_CONTEXT).run(wanted)}
     for request in wanted:
         if request.sample_id not in done:
             raise Deviation(f"{request.sample_id} was lost")
@@ -92,10 +92,10 @@ def decode(method: Method, target: Target, slots: int, wanted: Sequence[Request]
 
 
 class Suite:
-    """The checks of one method; `make` makes its parts, and `own` returns the drafter's prompts of a sample."""
+    """The checks of one method; `make` makes its parts, and `prompts_of` returns the drafter's prompts of a sample."""
 
-    def __init__(self, make: MakeMethod, own: Callable[[Prefix], list[Prefix]] | None = None) -> None:
-        self._make, self._own = make, own or (lambda _: [])
+    def __init__(self, make: MakeMethod, prompts_of: Callable[[Prefix], list[Prefix]] | None = None) -> None:
+        self._make, self._prompts_of = make, prompts_of or (lambda _: [])
         self.rules: list[CheckedAcceptanceValues] = []
 
     def make_method(self) -> Method:
@@ -104,15 +104,15 @@ class Suite:
 
     def checked(self, target: Target) -> Method:
         """Return a new method whose parts run inside proxies that check shapes and values."""
-        made = self._make(target)
-        drafter_name, tree_name, rule_name = map(_title, (made.drafter, made.tree, made.acceptance))
-        rule = CheckedAcceptanceValues(made.acceptance, rule_name)
+        method = self._make(target)
+        drafter_name, tree_name, rule_name = map(_title, (method.drafter, method.tree, method.acceptance))
+        rule = CheckedAcceptanceValues(method.acceptance, rule_name)
         self.rules.append(rule)
-        drafter: Any = made.drafter
+        drafter: Any = method.drafter
         if drafter.name != "none":
             drafter = CheckedDrafter(drafter, drafter_name)
-        tree: Any = CheckedTreeValues(made.tree, tree_name)
-        return replace(made, drafter=drafter, tree=tree, acceptance=rule)  # type: ignore[arg-type]
+        tree: Any = CheckedTreeValues(method.tree, tree_name)
+        return replace(method, drafter=drafter, tree=tree, acceptance=rule)  # type: ignore[arg-type]
 
     def check_output(self, sampling: Sampling, slots: int, count: int) -> str:
         """Compare the tokens of requests with those of the target alone, or, of a rule that is not lossless, with those
@@ -131,10 +131,10 @@ class Suite:
                 right, origin = alone[request.sample_id].token_ids, "the same request alone"
             if tokens != right:
                 pairs = enumerate(zip(tokens, right))
-                place = next((i for i, (own, other) in pairs if own != other), min(len(tokens), len(right)))
+                index = next((i for i, (token, other) in pairs if token != other), min(len(tokens), len(right)))
                 raise Deviation(
-                    f"in a batch of {slots}, token {place} of {request.sample_id} differs from {origin}: "
-                    f"{list(tokens[place : place + 3])}, not {list(right[place : place + 3])}"
+                    f"in a batch of {slots}, token {index} of {request.sample_id} differs from {origin}: "
+                    f"{list(tokens[index : index + 3])}, not {list(right[index : index + 3])}"
                 )
         if rule.lossless and not draws_alike and sampling.temperature > 0:
             return "the distribution of sampled tokens is not decided: drafts have noise of their own"
@@ -143,7 +143,7 @@ class Suite:
     def check_steps(self) -> str:
         """Run steps on tensors without values."""
         try:
-            check_host_reads(self._make, self._own)
+            check_host_reads(self._make, self._prompts_of)
         except Exception as error:  # torch raises many types
             what = "a step reads a value on the host, or copies one to the device"
             raise Deviation(f"{what}: {_first_line(error)}") from None
@@ -168,12 +168,12 @@ def _title(part: Any) -> str:
 def _first_line(error: Exception) -> str:
     """Return the type and the first line of an error, and the last line of code that is a user's."""
     lines = str(error).strip().splitlines() or [""]
-    places = [
+    locations = [
         f"; {frame.filename}, line {frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(_OURS) and "site-packages" not in frame.filename
     ]
-    return f"{type(error).__name__}: {lines[0]}{places[-1] if places else ''}"
+    return f"{type(error).__name__}: {lines[0]}{locations[-1] if locations else ''}"
 
 
 Check = Callable[[Suite], str]

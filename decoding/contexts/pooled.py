@@ -97,8 +97,8 @@ def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
     if left_over or side * side != num_features:
         raise PromptError(f"{num_visual} visual columns are no square frames, so they cannot be pooled 2×2")
     half = -(-side // SIDE_FACTOR)
-    place = torch.arange(side) // SIDE_FACTOR
-    frame = (place[:, None] * half + place).flatten()
+    index = torch.arange(side) // SIDE_FACTOR
+    frame = (index[:, None] * half + index).flatten()
     blocks: list[Tensor] = []
     start = 0
     for count in num_frames:

@@ -61,7 +61,7 @@ class Pruned(Context):
         if num_visual == 0:
             return prefix
         if self.guidance == "uniform":
-            kept = evenly_spaced(torch.arange(num_visual, device=model.device), num_kept)
+            indices = evenly_spaced(torch.arange(num_visual, device=model.device), num_kept)
         else:
             assert prefill_output.attention is not None, "guided pruning needs the prefill's attention"
             scores = prefill_output.attention[prefill_output.prefix.visual].to(model.device)
@@ -70,8 +70,8 @@ class Pruned(Context):
                     f"guided pruning needs as many visual columns in the drafter ({num_visual}) as in the target "
                     f"({scores.shape[0]}); use guidance: uniform for this pair"
                 )
-            kept = guided(scores, num_kept, self.attention_share)
-        return prune(prefix, kept, self.positions == "compact")
+            indices = guided(scores, num_kept, self.attention_share)
+        return prune(prefix, indices, self.positions == "compact")
 
 
 def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:
@@ -96,11 +96,11 @@ def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
     return torch.cat([first, second]).sort().values
 
 
-def prune(prefix: Prefix, kept: Tensor, compact: bool) -> Prefix:
-    """Remove all visual tokens except those with sorted indices `kept` among the visual tokens; keep all text."""
+def prune(prefix: Prefix, indices: Tensor, compact: bool) -> Prefix:
+    """Remove all visual tokens except those with the sorted `indices` among the visual tokens; keep all text."""
     visual_columns = prefix.visual.nonzero()[:, 0]
     keep = ~prefix.visual
-    keep[visual_columns[kept]] = True
+    keep[visual_columns[indices]] = True
     pruned = prefix.select(keep)
     positions = torch.arange(pruned.length, device=keep.device) if compact else pruned.positions
-    return replace(pruned, positions=positions, deepstack=tuple(features[kept] for features in prefix.deepstack))
+    return replace(pruned, positions=positions, deepstack=tuple(features[indices] for features in prefix.deepstack))

@@ -52,12 +52,12 @@ def prompt_tokens(request: Request, model: Target) -> list[int]:
     ids = front_end.tokenizer(request.prompt, **front_end.special_tokens_option(request.prompt))["input_ids"]
     num_videos = sum(token == model.video_id for token in ids)
     num_images = sum(token in model.visual_ids for token in ids) - num_videos
-    for kind, found, given in (
+    for kind, count, given in (
         ("image", num_images, request.num_images),
         ("video", num_videos, len(request.num_frames)),
     ):
-        if found != given:
-            raise PromptError(f"the prompt has {found} {kind} placeholder(s) for {given} {kind}(s)")
+        if count != given:
+            raise PromptError(f"the prompt has {count} {kind} placeholder(s) for {given} {kind}(s)")
     if not ids:
         raise PromptError("the prompt holds no tokens")
     return list(ids)

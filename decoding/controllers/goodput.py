@@ -105,8 +105,8 @@ class GoodputController(Controller):
         seconds = 1.0 / self._step_speed(num_active, levels)
         if levels:
             is_full = batch_class(num_active) >= self._largest_begun
-            left = self.prefill_times.remaining_tokens(num_active)
-            seconds += self.prefill_times.seconds_per_token if is_full else self._resume_s / left
+            num_tokens = self.prefill_times.remaining_tokens(num_active)
+            seconds += self.prefill_times.seconds_per_token if is_full else self._resume_s / num_tokens
         return 1.0 / seconds
 
     def _step_speed(self, num_active: int, levels: int) -> float:
@@ -253,5 +253,5 @@ class GoodputController(Controller):
         """Return the expected seconds to run `num_missed` tokens: the nearest measurement, scaled up if larger."""
         if not self._catch_ups or not num_missed:
             return 0.0
-        nearest, seconds = min(self._catch_ups, key=lambda one: abs(one[0] - num_missed))
+        nearest, seconds = min(self._catch_ups, key=lambda measurement: abs(measurement[0] - num_missed))
         return seconds * max(1.0, num_missed / nearest)

@@ -29,7 +29,7 @@ class StepTimeFilter:
     """Kalman filter over the log times of all kinds of steps; a kind is any hashable key."""
 
     def __init__(self) -> None:
-        self._places: dict[Hashable, int] = {}
+        self._indices: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
         self._times = np.zeros(0)
         self._covariance = np.zeros((0, 0))
@@ -44,7 +44,7 @@ class StepTimeFilter:
 
     def log_seconds(self, kind: Hashable) -> float:
         """Return the current estimate of the log seconds of a measured kind."""
-        return float(self._times[self._places[kind]])
+        return float(self._times[self._indices[kind]])
 
     def is_current(self, kind: Hashable) -> bool:
         """Return whether no sudden change occurred after the kind's last measurement."""
@@ -52,47 +52,47 @@ class StepTimeFilter:
 
     def forget(self, kind: Hashable) -> None:
         """Remove a kind and its measurements."""
-        place = self._places.pop(kind)
-        self._places = {other: at - (at > place) for other, at in self._places.items()}
+        index = self._indices.pop(kind)
+        self._indices = {other: at - (at > index) for other, at in self._indices.items()}
         del self._counts[kind]
         self._outdated.discard(kind)
-        self._times = np.delete(self._times, place)
-        self._covariance = np.delete(np.delete(self._covariance, place, axis=0), place, axis=1)
+        self._times = np.delete(self._times, index)
+        self._covariance = np.delete(np.delete(self._covariance, index, axis=0), index, axis=1)
 
     def add(self, kind: Hashable, log_seconds: float) -> bool:
         """Add a measurement; return whether it revealed a sudden change of this kind only."""
-        if kind not in self._places:
-            self._places[kind] = len(self._places)
+        if kind not in self._indices:
+            self._indices[kind] = len(self._indices)
             self._counts[kind] = 0
             self._times = np.append(self._times, log_seconds)
             self._covariance = np.pad(self._covariance, (0, 1))
             self._covariance[-1, -1] = UNKNOWN**2
         self._counts[kind] += 1
-        place, covariance = self._places[kind], self._covariance
+        index, covariance = self._indices[kind], self._covariance
         covariance += PACE_WALK**2
         covariance[np.diag_indices_from(covariance)] += OWN_WALK**2
-        odd = log_seconds - float(self._times[place])
-        bound = OUTLIER * math.sqrt(covariance[place, place] + NOISE**2)
+        odd = log_seconds - float(self._times[index])
+        bound = OUTLIER * math.sqrt(covariance[index, index] + NOISE**2)
         has_changed = False
         if odd < -bound and self._counts[kind] <= FEW_STEPS:
             # The earlier steps were delayed.
-            covariance[place, place] += UNKNOWN**2
+            covariance[index, index] += UNKNOWN**2
         elif abs(odd) <= bound:
             self._odd = None
         elif self._odd is not None and self._odd[0] == kind and self._odd[1] * odd > 0:
             has_changed = min(abs(odd), abs(self._odd[1])) > MAX_LEAP
             if has_changed:
-                covariance[place, place] += odd**2
+                covariance[index, index] += odd**2
             else:
                 covariance += odd**2
             self._odd = None
-            self._outdated.update(self._places)
+            self._outdated.update(self._indices)
         else:
             self._odd = kind, odd
             odd = math.copysign(bound, odd)
         self._outdated.discard(kind)
-        column = covariance[:, place].copy()
-        gain = column / (column[place] + NOISE**2)
+        column = covariance[:, index].copy()
+        gain = column / (column[index] + NOISE**2)
         self._times = self._times + odd * gain
         self._covariance = covariance - np.outer(gain, column)
         return has_changed

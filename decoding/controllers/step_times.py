@@ -48,7 +48,7 @@ class StepTimeModel:
             seconds *= self._line(rows, levels) / self._line(num_active, levels)
         if self._filter.add(cell, math.log(max(seconds, 1e-9))):
             # The times of other depths with drafts have changed as well.
-            for other in [one for one in self._cells if one != cell and (one[1] > 0) == (levels > 0)]:
+            for other in [key for key in self._cells if key != cell and (key[1] > 0) == (levels > 0)]:
                 del self._cells[other]
                 self._filter.forget(other)
 
@@ -114,12 +114,12 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
         for i in each:
             rest = wanted[i] - sum(gram[i][j] * weights[j] for j in each if j != i)
             weights[i] = max(0.0, rest / (gram[i][i] + RIDGE * len(points)))
-    found = [weight / scale for weight, scale in zip(weights, scales, strict=True)]
+    coefficients = [weight / scale for weight, scale in zip(weights, scales, strict=True)]
     # Inconsistent measurements may give a step without drafts almost no time.
     least = MIN_SHARE * min(seconds for *_, seconds in points)
-    if found[0] + found[2] < least:
-        found[0] = least
-    return found
+    if coefficients[0] + coefficients[2] < least:
+        coefficients[0] = least
+    return coefficients
 
 
 def _between(factors: dict[int, float], levels: int) -> float:
@@ -156,7 +156,7 @@ class PrefillTimeModel:
 
         Uses the median of recent prefills, because single prefills may include compilation.
         """
-        rates = [one.seconds / one.num_tokens for one in self._prefills]
+        rates = [prefill.seconds / prefill.num_tokens for prefill in self._prefills]
         return num_tokens * statistics.median_low(rates) if rates else 0.0
 
     @property

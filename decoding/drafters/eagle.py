@@ -65,12 +65,12 @@ class EagleDrafter(FeatureDrafter):
         self._output[slots.index] = 0.0
 
     def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[PrefillOutput, Tensor]]) -> None:
-        made = [self._pairs(*prompt) for prompt in prompts]
-        pairs = [[prefix for prefix, _ in lanes] for lanes in made]
+        by_prompt = [self._pairs(*prompt) for prompt in prompts]
+        pairs = [[prefix for prefix, _ in lanes] for lanes in by_prompt]
         filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
         self._output[unread.index] = filled.last
-        summaries = torch.stack([summary for lanes in made for _, summary in lanes])
-        self._summaries[unread.index] = summaries.view(len(made), self.num_lanes, self.network.summary_size)
+        summaries = torch.stack([summary for lanes in by_prompt for _, summary in lanes])
+        self._summaries[unread.index] = summaries.view(len(by_prompt), self.num_lanes, self.network.summary_size)
         self.num_forwards += filled.num_forwards
 
     def _pairs(self, prefill_output: PrefillOutput, first: Tensor) -> list[tuple[Prefix, Tensor]]:
@@ -82,15 +82,15 @@ class EagleDrafter(FeatureDrafter):
         tokens = torch.cat([prefix.token_ids[1:], first])
         embeds = self._embed(tokens)
         visual = torch.cat([prefix.visual[1:], prefix.visual.new_zeros(1)])
-        seen = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
-        inputs = torch.where(visual[:, None], seen, embeds)
+        shifted = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
+        inputs = torch.where(visual[:, None], shifted, embeds)
         positions = torch.arange(prefix.length, device=inputs.device)
         if self.network.takes_axes:
             positions = prefix.positions
         prompt = Prefix(tokens, inputs, positions, visual)
-        made = [self.network.pair(prompt, features) for features in self.network.project(prefill_output.features)]
+        lanes = [self.network.pair(prompt, features) for features in self.network.project(prefill_output.features)]
         # Samples with equal prompts share their prefill output, and differ only in the first generated token.
-        return [(pairs.of((id(prefill_output), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
+        return [(pairs.of((id(prefill_output), lane)), summary) for lane, (pairs, summary) in enumerate(lanes)]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
@@ -142,9 +142,9 @@ class EagleDrafter(FeatureDrafter):
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Encode pairs of `tokens` (b, N) and projected `features` (b, R, N, D); commit the first `count` (b,)."""
         b, width = tokens.shape
-        place = torch.arange(width, device=tokens.device)
-        causal = (place[:, None] >= place[None]).expand(b, -1, -1)
-        outputs = self._run(slots, tokens, features, place.expand(b, -1), causal, 0)
+        index = torch.arange(width, device=tokens.device)
+        causal = (index[:, None] >= index[None]).expand(b, -1, -1)
+        outputs = self._run(slots, tokens, features, index.expand(b, -1), causal, 0)
         # Pairs beyond `count` leave invalid entries after the row's end, which the next write replaces.
         self.lanes.commit(slots, tokens[:, :0], count)
         last = (count - 1).clamp_min(0)[:, None, None, None].expand(-1, self.num_lanes, 1, outputs.shape[3])

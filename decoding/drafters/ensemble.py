@@ -87,7 +87,7 @@ class Ensemble(Merge):
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min_(torch.finfo(mixed.dtype).tiny).log_().masked_fill_(impossible, -torch.inf)
 
-    def learn(self, verification: VerificationOutput, result: AcceptanceResult, place: Tensor) -> None:
+    def learn(self, verification: VerificationOutput, result: AcceptanceResult, merge_index: Tensor) -> None:
         tokens, path, is_chain = result.produced(verification.tree), result.path, verification.tree.is_chain
         # Nodes that were run only because of other rows are not scored.
         offered = verification.tree.has_drafts()
@@ -96,7 +96,7 @@ class Ensemble(Merge):
         probs = None if is_chain else torch.cat(self._probs, dim=2)  # (b, R, G, V)
         num_scored = min(path.shape[1], len(self._probs)) if is_chain else path.shape[1]
         for depth in range(num_scored):
-            node, at = path[:, depth], place[:, depth]
+            node, at = path[:, depth], merge_index[:, depth]
             lanes = self._probs[depth][:, :, 0] if probs is None else probs[row, :, at.clamp_min(0)]  # (b, R, V)
             judged = (depth < result.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
             self._score(verification.slots, lanes, verification.target_logits[row, node], tokens[:, depth], judged)
@@ -133,11 +133,11 @@ class Ensemble(Merge):
         """Set the weights of the next step for the rows in the mask `took_part` (b,), which had drafts."""
         index, options = verification.slots.index, self.options
         matches, errors = self._matches[index].sum(1), self._errors[index].sum(1)
-        seen = self._seen[index]
-        counted = seen if options.window == 0 else seen.clamp_max(options.window)
+        num_scored = self._seen[index]
+        counted = num_scored if options.window == 0 else num_scored.clamp_max(options.window)
         if options.policy in ("matches", "error"):
             weights = pick_candidate(self._candidates, matches, errors, counted, options.policy == "matches")
-            weights = torch.where((seen > 0)[:, None], weights, self._start)
+            weights = torch.where((num_scored > 0)[:, None], weights, self._start)
         elif options.policy == "random":
             draws = [verification.noise.uniform(Stream.RULE, lane)[:, 0] for lane in range(self._start.shape[0])]
             weights = random_weights(torch.stack(draws, dim=1))
@@ -145,7 +145,7 @@ class Ensemble(Merge):
             weights = adaboost(matches, counted, self._vocab_size, options.adaboost_constant)
         else:
             linear = options.policy == "inverse_linear"
-            weights = inverse_error(errors, seen > 0, options.temperature, linear)
+            weights = inverse_error(errors, num_scored > 0, options.temperature, linear)
         self._weights[index] = torch.where(took_part[:, None], weights, self._weights[index])
 
     def extras(self, slot: int) -> dict[str, Any]:
@@ -179,28 +179,28 @@ def pick_candidate(grid: Tensor, matches: Tensor, errors: Tensor, counted: Tenso
     return grid[tied.argmin(dim=1)]
 
 
-def inverse_error(errors: Tensor, seen: Tensor, temperature: float, linear: bool) -> Tensor:
-    """Return weights (b, R) from the lanes' errors (b, R); equal weights if the mask `seen` (b,) is False.
+def inverse_error(errors: Tensor, is_scored: Tensor, temperature: float, linear: bool) -> Tensor:
+    """Return weights (b, R) from the lanes' errors (b, R); equal weights if the mask `is_scored` (b,) is False.
 
     Paper (B.2): softmax(1 / e / τ). With `linear`, as in the code: softmax(log(1 / e) / τ), at τ = 1 normalised 1 / e.
     """
     inverse = 1.0 / errors.clamp_min(1e-6)
     scores = inverse.log() if linear else inverse
     weights = (scores / temperature).softmax(dim=1)
-    return torch.where(seen[:, None], weights, torch.full_like(weights, 1.0 / errors.shape[1]))
+    return torch.where(is_scored[:, None], weights, torch.full_like(weights, 1.0 / errors.shape[1]))
 
 
-def adaboost(matches: Tensor, seen: Tensor, vocab_size: int, constant: float) -> Tensor:
+def adaboost(matches: Tensor, num_scored: Tensor, vocab_size: int, constant: float) -> Tensor:
     """Return weights (b, R) ∝ ln(1/ε − 1) + C·ln(K − 1), at least 0, with ε the lane's share of mismatches (Eq. 2).
 
-    `matches` (b, R) counts matches among `seen` (b,) positions; one match and one mismatch are added, so that ε is
-    never 0 or 1. Without positive weights or positions, the weights are equal.
+    `matches` (b, R) counts matches among `num_scored` (b,) positions; one match and one mismatch are added, so that ε
+    is never 0 or 1. Without positive weights or positions, the weights are equal.
     """
-    epsilon = 1.0 - (matches + 1.0) / (seen[:, None] + 2.0)
+    epsilon = 1.0 - (matches + 1.0) / (num_scored[:, None] + 2.0)
     weights = ((1.0 / epsilon - 1.0).log() + constant * torch.log(torch.tensor(vocab_size - 1.0))).clamp_min(0.0)
     total = weights.sum(1, keepdim=True)
     equal = torch.full_like(weights, 1.0 / matches.shape[1])
-    return torch.where((total > 0) & (seen[:, None] > 0), weights / total.clamp_min(1e-9), equal)
+    return torch.where((total > 0) & (num_scored[:, None] > 0), weights / total.clamp_min(1e-9), equal)
 
 
 def random_weights(uniform: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class GrammarDrafter:
         for slot, count in zip(slots.ids, is_forced.sum(dim=(1, 2)).tolist(), strict=True):
             self._num_forced[slot] += count
         logits = logits.masked_fill(is_forced | ~allowed, -torch.inf)
-        places = forced.clamp_min(0)[:, :, None]
-        return logits.scatter(2, places, torch.where(is_forced, 0.0, logits.gather(2, places)))
+        index = forced.clamp_min(0)[:, :, None]
+        return logits.scatter(2, index, torch.where(is_forced, 0.0, logits.gather(2, index)))
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.inner.extras(slot) | {"grammar_forced_tokens": self._num_forced[slot]}

@@ -61,7 +61,7 @@ class JacobiDrafter(Drafter):
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
-            self._line = self._output[slots.index].gather(1, self._places(self._length[slots.index]))
+            self._line = self._output[slots.index].gather(1, self._positions(self._length[slots.index]))
         return follow_line(frontier, self._line, self._vocab_size)
 
     def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
@@ -79,15 +79,15 @@ class JacobiDrafter(Drafter):
 
     def _fill(self, slots: SlotBatch, length: Tensor, known: Tensor) -> None:
         """Write the drafts from `length` (b,) on; positions from `known` (b,) on are filled."""
-        places = self._places(length)
-        source = torch.minimum(places, known[:, None] - 1)
+        positions = self._positions(length)
+        source = torch.minimum(positions, known[:, None] - 1)
         if self.grid is not None:
             # The nearest row above that is known; the first row of an image has none.
-            num_rows = (places - source + self.grid - 1) // self.grid
-            above = places - num_rows * self.grid
+            num_rows = (positions - source + self.grid - 1) // self.grid
+            above = positions - num_rows * self.grid
             source = torch.where(above >= 0, above, source)
-        self._output[slots.index[:, None], places] = self._output[slots.index].gather(1, source)
+        self._output[slots.index[:, None], positions] = self._output[slots.index].gather(1, source)
 
-    def _places(self, length: Tensor) -> Tensor:
+    def _positions(self, length: Tensor) -> Tensor:
         """Return the indices (b, W) of the drafts behind `length` (b,) tokens."""
         return length[:, None] + torch.arange(self._window, device=length.device)

@@ -19,5 +19,5 @@ def follow_line(frontier: Frontier, line: Tensor, vocab_size: int) -> Tensor:
     on_line = (frontier.path == line[:, None, : frontier.depth]).all(dim=-1)
     is_drafted = on_line & (token >= 0) & (token < vocab_size)
     logits = torch.full((*is_drafted.shape, vocab_size), -torch.inf, device=line.device)
-    places = token.clamp(0, vocab_size - 1).expand_as(is_drafted)[:, :, None]
-    return logits.scatter_(2, places, torch.where(is_drafted, 0.0, -torch.inf)[:, :, None])
+    index = token.clamp(0, vocab_size - 1).expand_as(is_drafted)[:, :, None]
+    return logits.scatter_(2, index, torch.where(is_drafted, 0.0, -torch.inf)[:, :, None])

@@ -82,11 +82,11 @@ class LookupDrafter(Drafter):
     def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         tree, index = verification.tree, verification.slots.index
         tokens = result.produced(tree)
-        place = torch.arange(tokens.shape[1], device=tokens.device)
+        offset = torch.arange(tokens.shape[1], device=tokens.device)
         # Positions beyond the count are set to NO_TOKEN.
-        tokens = torch.where(place < result.n[:, None], tokens, NO_TOKEN)
+        tokens = torch.where(offset < result.n[:, None], tokens, NO_TOKEN)
         length = self._length[index]
-        self._text[index[:, None], length[:, None] + place] = tokens
+        self._text[index[:, None], length[:, None] + offset] = tokens
         self._length[index] = length + result.n
 
     def extras(self, slot: int) -> dict[str, Any]:
@@ -102,19 +102,19 @@ def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, l
 
     Both are 0 if no match has at least `min_tokens` tokens and a token after it.
     """
-    num_places = text.shape[1]
-    place = torch.arange(num_places, device=text.device).expand_as(text)
+    num_positions = text.shape[1]
+    position = torch.arange(num_positions, device=text.device).expand_as(text)
     last = (length - 1)[:, None]
-    # Whether a match can end at `place`: it is followed by a token.
-    alive = (place < last) & (text.roll(-1, dims=1) >= 0)
+    # Whether a match can end at `position`: it is followed by a token.
+    alive = (position < last) & (text.roll(-1, dims=1) >= 0)
     matched = torch.zeros_like(text)
     for back in range(max_tokens):
         suffix = text.gather(1, (last - back).clamp_min(0))
         equal = (text == suffix) & (suffix >= 0)
-        alive = alive & F.pad(equal, (back, 0))[:, :num_places]
+        alive = alive & F.pad(equal, (back, 0))[:, :num_positions]
         matched += alive
-    nearness = place if latest else num_places - 1 - place
-    score = torch.where(matched >= min_tokens, matched * num_places + nearness, -1)
+    nearness = position if latest else num_positions - 1 - position
+    score = torch.where(matched >= min_tokens, matched * num_positions + nearness, -1)
     best = score.max(dim=1)
-    found = best.values >= 0
-    return torch.where(found, best.indices + 1, 0), torch.where(found, best.values // num_places, 0)
+    has_match = best.values >= 0
+    return torch.where(has_match, best.indices + 1, 0), torch.where(has_match, best.values // num_positions, 0)

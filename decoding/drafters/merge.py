@@ -28,8 +28,8 @@ class Merge(ABC):
     def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
         """Merge lane logits (b, R, F, V) at nodes of one `depth` into logits (b, F, V); a step begins at depth 0."""
 
-    def learn(self, verification: VerificationOutput, result: AcceptanceResult, place: Tensor) -> None:
-        """Update per-slot state from a verified step. `place` (b, D + 1) has, for each node of `result.path`, its
+    def learn(self, verification: VerificationOutput, result: AcceptanceResult, merge_index: Tensor) -> None:
+        """Update per-slot state from a verified step. `merge_index` (b, D + 1) has, for each node of `result.path`, its
         index among all nodes passed to `merge` in this step, in call order (0: the root); −1 for nodes not passed."""
 
     def extras(self, slot: int) -> dict[str, Any]:

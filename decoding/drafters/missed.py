@@ -26,7 +26,7 @@ class MissedTokens:
         # At least one, because the last step of a batch also has no drafts.
         self.limit = min(WIDEST, 1 + most_tokens)
         ((_, self.width),) = catch_up_widths(self.limit)
-        self.values = [one.new_zeros(num_slots, self.width, *one.shape) for one in like]
+        self.values = [tensor.new_zeros(num_slots, self.width, *tensor.shape) for tensor in like]
         self.count = torch.zeros(num_slots, dtype=torch.long, device=like[0].device)
         self.most = [0] * num_slots
         self.skipped: set[int] = set()
@@ -44,14 +44,14 @@ class MissedTokens:
     def add(self, slots: SlotBatch, *values: Tensor) -> bool:
         """Append one token per slot with `values` (b, …); return whether a slot that can miss several is full."""
         if self.skipped.intersection(slots.ids):
-            places = [place for place, slot in enumerate(slots.ids) if slot not in self.skipped]
-            if not places:
+            indices = [index for index, slot in enumerate(slots.ids) if slot not in self.skipped]
+            if not indices:
                 return False
-            rows = torch.tensor(places, dtype=torch.long, device=self.count.device)
-            slots, values = slots.some([slots.ids[one] for one in places]), tuple(one[rows] for one in values)
+            rows = torch.tensor(indices, dtype=torch.long, device=self.count.device)
+            slots, values = slots.some([slots.ids[i] for i in indices]), tuple(value[rows] for value in values)
         count = self.count[slots.index]
-        for memory, one in zip(self.values, values, strict=True):
-            memory[slots.index, count] = one.to(memory.dtype)
+        for memory, value in zip(self.values, values, strict=True):
+            memory[slots.index, count] = value.to(memory.dtype)
         self.count[slots.index] = count + 1
         self.note(slots)
         return max(self.most[slot] for slot in slots.ids) >= self.limit > 1

@@ -181,8 +181,8 @@ class ModelDrafter(Drafter):
             columns = self._nodes.columns_of(tree.origin.gather(1, result.path[:, 1:]))
             if self.merge.learns:
                 # The root was merged first, then the nodes in the order of their scratch positions.
-                places = torch.where(columns >= 0, columns + 1, -1)
-                self.merge.learn(verification, result, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
+                index = torch.where(columns >= 0, columns + 1, -1)
+                self.merge.learn(verification, result, torch.cat([torch.zeros_like(index[:, :1]), index], dim=1))
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)
@@ -202,9 +202,9 @@ class ModelDrafter(Drafter):
 
     def _without_skipped(self, slots: SlotBatch, values: Tensor) -> tuple[SlotBatch, Tensor]:
         """Return the slots that were not skipped, and their part of `values` (b, …)."""
-        places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
-        rest = slots.some([slots.ids[place] for place in places])
-        return rest, values[torch.tensor(places, dtype=torch.long, device=values.device)]
+        indices = [index for index, slot in enumerate(slots.ids) if slot not in self._skipped]
+        rest = slots.some([slots.ids[index] for index in indices])
+        return rest, values[torch.tensor(indices, dtype=torch.long, device=values.device)]
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)

@@ -62,12 +62,12 @@ class ScratchNodes:
         self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self.capacity), sees)
         return torch.full_like(frontier.tokens, frontier.depth - above_root), sees[:, :, : start + width], start
 
-    def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
-        """Return depth (b, 1) and mask (b, 1, place + 1) of a chain's node in scratch position `place`."""
-        if (b, place) not in self._continuations:
-            sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
-            self._continuations[b, place] = self._numbers[place].expand(b, 1), sees
-        return self._continuations[b, place]
+    def _chain_continuation(self, b: int, position: int) -> tuple[Tensor, Tensor]:
+        """Return depth (b, 1) and mask (b, 1, position + 1) of a chain's node in scratch position `position`."""
+        if (b, position) not in self._continuations:
+            sees = self._first[position + 1, : position + 1].expand(b, 1, -1)
+            self._continuations[b, position] = self._numbers[position].expand(b, 1), sees
+        return self._continuations[b, position]
 
     def columns_of(self, grown: Tensor) -> Tensor:
         """Return the scratch positions (b, D) of `grown` nodes (b, D); −1 for nodes that were not run."""

@@ -62,24 +62,24 @@ class SuffixDrafter(LookupDrafter):
         self._starts.copy_(torch.from_numpy(index.starts))
 
     def _find(self, slots: SlotBatch) -> tuple[Tensor, Tensor]:
-        own, own_matched = super()._find(slots)
+        drafts, own_matched = super()._find(slots)
         shared, matched = self._find_shared(slots)
         is_longer = matched > own_matched
         self._num_shared[slots.index] += is_longer
-        return torch.where(is_longer[:, None], shared, own), torch.where(is_longer, matched, own_matched)
+        return torch.where(is_longer[:, None], shared, drafts), torch.where(is_longer, matched, own_matched)
 
     def _find_shared(self, slots: SlotBatch) -> tuple[Tensor, Tensor]:
         """Return the drafts (b, D) from finished outputs, and the length (b,) of the match, 0 without a match."""
         sizes = self._sizes
-        places = self._length[slots.index][:, None] - sizes
-        last = self._text[slots.index].gather(1, places.clamp_min(0))  # (b, M), the last token first
-        is_text = ((places >= 0) & (last >= 0)).cumprod(dim=1).bool()
+        positions = self._length[slots.index][:, None] - sizes
+        last = self._text[slots.index].gather(1, positions.clamp_min(0))  # (b, M), the last token first
+        is_text = ((positions >= 0) & (last >= 0)).cumprod(dim=1).bool()
         wanted = ((last + 1) * self._factors).cumsum(dim=1).T.contiguous()  # (M, b)
-        found = torch.searchsorted(self._keys, wanted).clamp_max(self.corpus.max_tokens - 1)
-        is_found = (self._keys.gather(1, found) == wanted) & is_text.T
+        index = torch.searchsorted(self._keys, wanted).clamp_max(self.corpus.max_tokens - 1)
+        is_found = (self._keys.gather(1, index) == wanted) & is_text.T
         matched = torch.where(is_found, sizes[:, None], 0).amax(dim=0)
         matched = torch.where(matched >= self.min_ngram_tokens, matched, 0)
-        start = self._starts.gather(1, found).gather(0, (matched - 1).clamp_min(0)[None])[0]
+        start = self._starts.gather(1, index).gather(0, (matched - 1).clamp_min(0)[None])[0]
         ahead = torch.arange(self._max_levels, device=start.device)
         drafts = self._corpus_text[start[:, None] + ahead]
         return torch.where(matched[:, None] > 0, drafts, SEPARATOR), matched

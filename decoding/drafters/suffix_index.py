@@ -99,9 +99,9 @@ def build_index(text: Ints, max_ngram_tokens: int, num_drafts: int, capacity: in
         if length <= max_ngram_tokens:
             tokens = text[chosen[:, None] + length - 1 - np.arange(length)]
             key = ((tokens + 1) * factors[:length]).sum(axis=1)
-            place = key.argsort()
-            keys[length - 1, : len(key)] = key[place]
-            starts[length - 1, : len(key)] = chosen[place] + length
+            order = key.argsort()
+            keys[length - 1, : len(key)] = key[order]
+            starts[length - 1, : len(key)] = chosen[order] + length
     return SuffixIndex(padded, keys, starts)
 
 
@@ -153,5 +153,5 @@ def _shared_tokens(text: Ints, order: Ints, depth: int) -> Ints:
 def _tokens_to_separator(text: Ints) -> Ints:
     """Return the number of tokens from each position to the next separator; 0 at a separator."""
     ends = np.flatnonzero(text == SEPARATOR)
-    places = np.arange(len(text))
-    return ends[np.searchsorted(ends, places)] - places
+    positions = np.arange(len(text))
+    return ends[np.searchsorted(ends, positions)] - positions

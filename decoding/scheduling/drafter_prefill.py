@@ -46,21 +46,21 @@ class DrafterPrefill:
 
         The drafter skips slots with errors. In telemetry, a sample counts an equal share of the time, and all forwards.
         """
-        unread = [(slot, one) for slot, one in zip(slots.ids, progress, strict=True) if one.unread is not None]
+        unread = [(slot, state) for slot, state in zip(slots.ids, progress, strict=True) if state.unread is not None]
         if not unread:
             return 0.0, {}
         start, forwards_before = time.perf_counter(), self._drafter.num_forwards
         prompts: dict[int, tuple[list[Prefix] | None, str]] = {}
         prefixes: dict[int, list[Prefix]] = {}
         failed: dict[int, str] = {}
-        for slot, one in unread:
-            prefill_output, one.unread = one.unread, None
+        for slot, state in unread:
+            prefill_output, state.unread = state.unread, None
             assert prefill_output is not None
             # Samples with equal prompts share one prefill output, so they share one drafter prompt.
             if id(prefill_output) not in prompts:
-                prompts[id(prefill_output)] = _attempt(self._drafter.prefixes, one.request, prefill_output)
+                prompts[id(prefill_output)] = _attempt(self._drafter.prefixes, state.request, prefill_output)
             lanes, reason = prompts[id(prefill_output)]
-            if lanes is not None and (message := self._admission.too_long("drafter", lanes, one.request)):
+            if lanes is not None and (message := self._admission.too_long("drafter", lanes, state.request)):
                 reason = f"{CONTEXT_TOO_LONG}: {message}"
             if lanes is None or reason:
                 failed[slot] = reason
@@ -69,17 +69,19 @@ class DrafterPrefill:
         failed |= self._prefill(slots, prefixes)
         if failed:
             self._drafter.skip(slots.some(list(failed)))
-            for slot, one in unread:
+            for slot, state in unread:
                 if slot in failed:
-                    logger.warning("the row %s is decoded without its drafter: %s", one.request.sample_id, failed[slot])
+                    logger.warning(
+                        "the row %s is decoded without its drafter: %s", state.request.sample_id, failed[slot]
+                    )
         if self._is_timed:
             backend_for(self._device).synchronize(self._device)
         spent = time.perf_counter() - start
-        self._num_tokens += sum(one.prefix_length for _, one in unread)
+        self._num_tokens += sum(state.prefix_length for _, state in unread)
         self._seconds += spent
-        for _, one in unread:
-            one.telemetry.prefill_ms += 1000 * spent / len(unread)
-            one.telemetry.drafter_forwards += self._drafter.num_forwards - forwards_before
+        for _, state in unread:
+            state.telemetry.prefill_ms += 1000 * spent / len(unread)
+            state.telemetry.drafter_forwards += self._drafter.num_forwards - forwards_before
         return spent, failed
 
     def take_prefill_time(self) -> PrefillTime:

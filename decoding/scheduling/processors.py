@@ -69,7 +69,7 @@ class ProcessorTables:
         length = prompt.shape[0]
         tokens, values = self._single(sampling)
         patterns, forced = list(self._patterns(sampling, length)), list(self._forced_tokens(sampling, length))
-        until = max((one.until for one in patterns), default=0)
+        until = max((pattern.until for pattern in patterns), default=0)
         self._uses[slot] = Uses(len(tokens) > 0, until, sampling.no_repeat_ngram_size, bool(forced))
         self._ngram[slot] = sampling.no_repeat_ngram_size
         if len(tokens) or self._bias.shape[1]:
@@ -83,7 +83,7 @@ class ProcessorTables:
             self._forced_at[slot] = -1
             self._forced_at[slot, : len(forced)] = self._tensor(index for index, _ in forced)
             self._forced[slot, : len(forced)] = self._tensor(token for _, token in forced)
-        if sampling.no_repeat_ngram_size or any(len(one.tokens) > 1 for one in patterns):
+        if sampling.no_repeat_ngram_size or any(len(pattern.tokens) > 1 for pattern in patterns):
             num_tokens = length + sampling.max_new_tokens + 1
             self._text = _widened(self._text, -(-num_tokens // TEXT_STEP) * TEXT_STEP)
             self._text[slot, :length] = prompt
@@ -92,20 +92,20 @@ class ProcessorTables:
     def _set_patterns(self, slot: int, patterns: Sequence[Pattern]) -> None:
         if not (patterns or self._last.shape[1]):
             return
-        number, longest = len(patterns), max((len(one.tokens) - 1 for one in patterns), default=0)
+        number, longest = len(patterns), max((len(pattern.tokens) - 1 for pattern in patterns), default=0)
         width = 1 << (number - 1).bit_length() if number else 0
         for name in ("_last", "_value", "_since", "_until"):
             setattr(self, name, _widened(getattr(self, name), width))
         self._before = _widened(self._before, self._last.shape[1], longest, fill=ANY_TOKEN)
-        before = [one.tokens[-2::-1] if len(one.tokens) > 1 else () for one in patterns]
+        before = [pattern.tokens[-2::-1] if len(pattern.tokens) > 1 else () for pattern in patterns]
         num_before = self._before.shape[2]
         padded = [(*tokens, *[ANY_TOKEN] * (num_before - len(tokens))) for tokens in before]
         self._until[slot] = 0
         self._before[slot, :number] = self._tensor(padded).view(number, num_before)
-        self._last[slot, :number] = self._tensor(one.tokens[-1] for one in patterns)
-        self._since[slot, :number] = self._tensor(one.since for one in patterns)
-        self._until[slot, :number] = self._tensor(one.until for one in patterns)
-        self._value[slot, :number] = torch.tensor([one.value for one in patterns], device=self._value.device)
+        self._last[slot, :number] = self._tensor(pattern.tokens[-1] for pattern in patterns)
+        self._since[slot, :number] = self._tensor(pattern.since for pattern in patterns)
+        self._until[slot, :number] = self._tensor(pattern.until for pattern in patterns)
+        self._value[slot, :number] = torch.tensor([pattern.value for pattern in patterns], device=self._value.device)
 
     def _tensor(self, values: Iterable[Any]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.long, device=self._position.device)
@@ -114,7 +114,7 @@ class ProcessorTables:
         """Return the tokens (n,) with a bias of their own, and their biases (n,), −inf for removed tokens. They are
         kept for the next request, because lists may be long, and the requests of a job share them."""
         source = (sampling.sequence_bias, sampling.bad_words_ids, sampling.suppress_tokens, sampling.ignore_eos)
-        if self._kept is None or any(one is not other for one, other in zip(self._kept[0], source, strict=True)):
+        if self._kept is None or any(value is not other for value, other in zip(self._kept[0], source, strict=True)):
             bias = {tokens[0]: value for tokens, value in dict(sampling.sequence_bias).items() if len(tokens) == 1}
             removed = [words[0] for words in self._bad_words(sampling) if len(words) == 1]
             bias |= dict.fromkeys((*removed, *sampling.suppress_tokens), -torch.inf)
@@ -171,10 +171,10 @@ class ProcessorTables:
         tokens."""
         uses = [self._uses[slot] for slot in slots.ids]
         features = Features(
-            any(one.bias for one in uses),
-            any(one.until > number for one, number in zip(uses, num_generated, strict=True)),
-            max(one.ngram for one in uses),
-            any(one.forced for one in uses),
+            any(use.bias for use in uses),
+            any(use.until > number for use, number in zip(uses, num_generated, strict=True)),
+            max(use.ngram for use in uses),
+            any(use.forced for use in uses),
         )
         return features if features != Features(False, False, 0, False) else None
 
@@ -211,10 +211,10 @@ class ProcessorTables:
         """Append the first `count` (b,) tokens of `tokens` (b, P) to the texts; `position` is that of the first."""
         if not (width := self._text.shape[1]):
             return
-        place = torch.arange(tokens.shape[1], device=tokens.device)
+        offset = torch.arange(tokens.shape[1], device=tokens.device)
         start = slots.of(self._prompt_length) + slots.of(self._position)
         # Tokens beyond the count are written to the last column, which no text reaches.
-        columns = torch.where(place < count[:, None], start[:, None] + place, width - 1).clamp_max(width - 1)
+        columns = torch.where(offset < count[:, None], start[:, None] + offset, width - 1).clamp_max(width - 1)
         self._text.index_put_((slots.index[:, None].expand_as(columns), columns), tokens)
 
 

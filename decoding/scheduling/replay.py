@@ -79,14 +79,14 @@ class StepRunner:
         method.drafter.prepare_replay(slots, num_levels)
         if (key := self._key_of(method, slots, rows, num_levels)) is None:
             return run()
-        if (one := self._recordings.get(key)) is not None:
+        if (recording := self._recordings.get(key)) is not None:
             started = time.perf_counter()
             if not slots.are_leading:
-                one.index.copy_(slots.index)
-            one.replay()
-            method.drafter.count_forwards(one.num_forwards)
+                recording.index.copy_(slots.index)
+            recording.replay()
+            method.drafter.count_forwards(recording.num_forwards)
             method.drafter.replayed(slots, num_levels)
-            return StepResult(one.output, started, started, time.perf_counter(), one.packed)
+            return StepResult(recording.output, started, started, time.perf_counter(), recording.packed)
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
@@ -126,11 +126,11 @@ class StepRunner:
         """Record a step and replay it once; launch it if it cannot be recorded."""
         assert self.recorder is not None
         started, before = time.perf_counter(), method.drafter.num_forwards
-        own = replace(slots, index=slots.index.clone())
+        recorded_slots = replace(slots, index=slots.index.clone())
 
         def step() -> tuple[StepOutput, Tensor]:
-            read = self.table.read_again(own, rows)
-            output = run_step(method, self.lanes, self.table, own, read, num_levels).output
+            read = self.table.read_again(recorded_slots, rows)
+            output = run_step(method, self.lanes, self.table, recorded_slots, read, num_levels).output
             return output, pack(output)
 
         try:
@@ -143,6 +143,8 @@ class StepRunner:
             self.recorder = None
             method.drafter.count_forwards(before - method.drafter.num_forwards)
             return run_step(method, self.lanes, self.table, slots, rows, num_levels)
-        self._recordings[key] = Recording(own.index, output, packed, method.drafter.num_forwards - before, replay)
+        self._recordings[key] = Recording(
+            recorded_slots.index, output, packed, method.drafter.num_forwards - before, replay
+        )
         replay()
         return StepResult(output, started, started, time.perf_counter(), packed, is_warm_up=True)

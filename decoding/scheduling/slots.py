@@ -66,7 +66,7 @@ class RequestState:
     ) -> int:
         """Append tokens until the output ends; return the number of appended tokens."""
         sampling = self.request.sampling
-        for kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
+        for num_kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             self.token_ids.append(token)
             self.logprobs.append(logprob)
             if self.matcher is not None:
@@ -78,7 +78,7 @@ class RequestState:
             elif self.remaining == 0:
                 self.finish_reason = "length"
             if self.finish_reason:
-                return kept
+                return num_kept
         return len(tokens)
 
     def completion(self, decode: Callable[..., str]) -> Completion:
@@ -99,8 +99,8 @@ class RequestState:
 
 
 def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
-    places = [place for place in (text.find(word) for word in stop) if place >= 0]
-    return text[: min(places)] if places else None
+    positions = [position for position in (text.find(word) for word in stop) if position >= 0]
+    return text[: min(positions)] if positions else None
 
 
 class SlotTable:
@@ -163,10 +163,10 @@ class SlotTable:
     def occupy(self, ids: Sequence[int], progress: Sequence[RequestState], prefixes: Sequence[Prefix]) -> None:
         """Assign new requests to the free slots `ids`."""
         self._rows = None
-        for slot, one, prefix in zip(ids, progress, prefixes, strict=True):
+        for slot, state, prefix in zip(ids, progress, prefixes, strict=True):
             assert self.progress[slot] is None, f"slot {slot} is taken"
-            self.progress[slot] = one
-            sampling, request = one.request.sampling, one.request
+            self.progress[slot] = state
+            sampling, request = state.request.sampling, state.request
             self._position[slot] = 0
             self._remaining[slot] = sampling.max_new_tokens
             self._keys[slot] = torch.tensor(key_of(request.seed, request.sample_id, request.replica))
@@ -176,22 +176,22 @@ class SlotTable:
             self._min_p[slot] = sampling.min_p
             self._penalty[slot] = sampling.repetition_penalty
             self.guidance.occupy(slot, sampling)
-            self.constraints.matchers[slot] = one.matcher
+            self.constraints.matchers[slot] = state.matcher
             self.processors.occupy(slot, sampling, prefix.token_ids)
             if sampling.repetition_penalty != 1.0 and self._seen is None:
                 self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
             if self._seen is not None:
                 # A prompt may have placeholder tokens that are not in the output layer.
-                seen = self._seen.new_zeros(self.vocab_size + 1)
-                seen[prefix.token_ids.clamp_max(self.vocab_size)] = True
-                self._seen[slot] = seen[:-1]
+                mask = self._seen.new_zeros(self.vocab_size + 1)
+                mask[prefix.token_ids.clamp_max(self.vocab_size)] = True
+                self._seen[slot] = mask[:-1]
             if self._is_plain is not None:
                 self._is_plain[slot] = False
 
     def stop_drafting(self, slot: int, reason: str) -> None:
         """Decode the slot's sample without drafts from now on."""
-        one = self.at(slot)
-        one.levels, one.drafter_error, one.telemetry.degraded = 0, reason, True
+        state = self.at(slot)
+        state.levels, state.drafter_error, state.telemetry.degraded = 0, reason, True
         if self._is_plain is None:
             self._is_plain = torch.zeros_like(self.root, dtype=torch.bool)
         self._is_plain[slot] = True
@@ -205,17 +205,17 @@ class SlotTable:
         if self._rows is not None and self._rows[0] == slots.ids:
             return self._rows[1]
         used = [self.at(slot).request.sampling for slot in slots.ids]
-        penalised = any(one.repetition_penalty != 1.0 for one in used)
+        penalised = any(sampling.repetition_penalty != 1.0 for sampling in used)
         rows = RowSampling(
             temperature=self._temperature,
             top_k=self._top_k,
             top_p=self._top_p,
             penalty=self._penalty,
             seen=self._seen if penalised else None,
-            any_sampled=any(one.temperature > 0 for one in used),
-            max_top_k=max((one.top_k for one in used if one.temperature > 0), default=0),
-            any_top_p=any(one.top_p < 1.0 and one.temperature > 0 for one in used),
-            min_p=self._min_p if any(one.min_p > 0 and one.temperature > 0 for one in used) else None,
+            any_sampled=any(sampling.temperature > 0 for sampling in used),
+            max_top_k=max((sampling.top_k for sampling in used if sampling.temperature > 0), default=0),
+            any_top_p=any(sampling.top_p < 1.0 and sampling.temperature > 0 for sampling in used),
+            min_p=self._min_p if any(sampling.min_p > 0 and sampling.temperature > 0 for sampling in used) else None,
         )
         rows = self.read_again(slots, rows)
         if features := self.processors.features(slots, [len(self.at(slot).token_ids) for slot in slots.ids]):
@@ -262,5 +262,5 @@ class SlotTable:
             real = torch.arange(tokens.shape[1], device=tokens.device)[None] < count[:, None]
             rows = index[:, None].expand_as(tokens)
             # Positions beyond the count repeat the first token, so that the write needs no mask.
-            places = rows, torch.where(real, tokens, tokens[:, :1])
-            self._seen.index_put_(places, torch.ones((), dtype=torch.bool, device=tokens.device))
+            indices = rows, torch.where(real, tokens, tokens[:, :1])
+            self._seen.index_put_(indices, torch.ones((), dtype=torch.bool, device=tokens.device))

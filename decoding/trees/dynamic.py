@@ -60,10 +60,10 @@ class DynamicTree(TreePolicy):
         first = self._pool.add(tokens, (frontier.nodes - 1).repeat_interleave(k, dim=1), scores)
         if depth >= self._num_levels:
             return None
-        self._beam_scores, place = best_of(scores, k)
-        above = place // k
+        self._beam_scores, index = best_of(scores, k)
+        above = index // k
         parents = frontier.nodes.gather(1, above)
-        self._frontier = frontier.below(place + first + 1, parents, tokens.gather(1, place), above)
+        self._frontier = frontier.below(index + first + 1, parents, tokens.gather(1, index), above)
         return self._frontier
 
     def _log_probs(self, draft_logits: DraftLogits) -> Tensor:

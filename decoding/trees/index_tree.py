@@ -43,7 +43,8 @@ class IndexTree:
     """Trees over ranks, one per row, padded to N nodes in level order; node 0 is the root.
 
     All fields are (b, N): `parents` (−1 for the root and for padding), `ranks` (a node's rank among its siblings in
-    draw order), `depth`, `valid`, `expanded` (has children), `place` (number of earlier expanded nodes of its level).
+    draw order), `depth`, `valid`, `expanded` (has children), `frontier_index` (number of earlier expanded nodes of its
+    level).
     """
 
     parents: Tensor
@@ -51,18 +52,18 @@ class IndexTree:
     depth: Tensor
     valid: Tensor
     expanded: Tensor
-    place: Tensor
+    frontier_index: Tensor
 
     @staticmethod
     def of_nodes(parents: Tensor, ranks: Tensor, depth: Tensor, valid: Tensor) -> IndexTree:
-        """Return the tree with `expanded` and `place` computed from the other fields."""
+        """Return the tree with `expanded` and `frontier_index` computed from the other fields."""
         b, num_nodes = parents.shape
         children = torch.zeros(b, num_nodes, dtype=torch.long, device=parents.device)
         has_parent = valid & (parents >= 0)
         expanded = children.scatter_add(1, parents.clamp_min(0), has_parent.long()) > 0
         same_level = depth[:, :, None] == depth[:, None, :]
-        place = (same_level & expanded[:, None, :]).tril(-1).sum(-1)
-        return IndexTree(parents, ranks, depth, valid, expanded, torch.where(expanded, place, 0))
+        frontier_index = (same_level & expanded[:, None, :]).tril(-1).sum(-1)
+        return IndexTree(parents, ranks, depth, valid, expanded, torch.where(expanded, frontier_index, 0))
 
     @staticmethod
     def of_paths(paths: Sequence[tuple[int, ...]], num_nodes: int, device: torch.device) -> IndexTree:
@@ -176,11 +177,11 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
         start += first.shape[1]
     parent, level_of = torch.cat(pool_parent, dim=1), torch.cat(pool_depth, dim=1)
     rank = torch.arange(start, device=probs.device) % num_ranks
-    kept, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.max_nodes)
+    pool_index, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.max_nodes)
     return IndexTree.of_nodes(
         with_root(parents, -1),
-        with_root(torch.where(valid, rank[kept], 0), 0),
-        with_root(torch.where(valid, level_of.gather(1, kept), 0), 0),
+        with_root(torch.where(valid, rank[pool_index], 0), 0),
+        with_root(torch.where(valid, level_of.gather(1, pool_index), 0), 0),
         with_root(valid, True),
     )
 

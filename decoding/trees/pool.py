@@ -30,13 +30,13 @@ class NodePool:
     def tree(self, budget: int, max_siblings: int) -> DraftTree:
         """Return the trees of the root and the best `budget` nodes, padded."""
         tokens, parents, priority, depth = (torch.cat(values, dim=1) for values in zip(*self._levels, strict=True))
-        kept, valid, parents = keep_best(priority, parents, budget)
+        pool_index, valid, parents = keep_best(priority, parents, budget)
         return DraftTree(
-            tokens=torch.cat([self._root[:, None], tokens.gather(1, kept)], dim=1),
+            tokens=torch.cat([self._root[:, None], tokens.gather(1, pool_index)], dim=1),
             parents=with_root(parents, -1),
-            depth=with_root(torch.where(valid, depth.gather(1, kept), 0), 0),
+            depth=with_root(torch.where(valid, depth.gather(1, pool_index), 0), 0),
             valid=with_root(valid, True),
-            origin=with_root(torch.where(valid, kept + 1, 0), 0),
+            origin=with_root(torch.where(valid, pool_index + 1, 0), 0),
             num_levels=len(self._levels),
             max_siblings=max_siblings,
         )
@@ -60,14 +60,14 @@ def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tenso
         spare = (0, budget - values.shape[1])
         values = torch.nn.functional.pad(values, spare, value=-torch.inf)
         index = torch.nn.functional.pad(index, spare)
-    kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
-    valid = kept < num_pooled
-    place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
+    pool_index = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
+    valid = pool_index < num_pooled
+    tree_index = torch.arange(1, budget + 1, device=first.device).expand_as(pool_index)
     # Maps pool index + 1 to tree index; entry 0 is the root, the last entry is written by padding.
-    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
-    kept = kept.clamp_max(num_pooled - 1)
-    parents = node_of.gather(1, parent.gather(1, kept) + 1)
-    return kept, valid, torch.where(valid, parents, -1)
+    node_of = torch.zeros_like(pool_index[:, :1]).expand(-1, num_pooled + 2).scatter(1, pool_index + 1, tree_index)
+    pool_index = pool_index.clamp_max(num_pooled - 1)
+    parents = node_of.gather(1, parent.gather(1, pool_index) + 1)
+    return pool_index, valid, torch.where(valid, parents, -1)
 
 
 def with_root(values: Tensor, root: int) -> Tensor:

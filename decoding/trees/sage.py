@@ -107,9 +107,9 @@ class SageTree(SagePolicy):
         widest = max(sum(path[:-1] == parent for path in first_paths) for parent in {path[:-1] for path in first_paths})
         self.max_siblings = max(self.settings.top_k, widest)
         first = IndexTree.of_paths(first_paths, self.max_nodes, torch.device("cpu"))
-        places = torch.where(first.expanded, first.place, 0).amax().item() + 1
+        num_expanded = torch.where(first.expanded, first.frontier_index, 0).amax().item() + 1
         widths = frontier_widths(self.max_levels, self.settings)
-        self._widths = [1, *(max(width, int(places)) for width in widths[1:])]
+        self._widths = [1, *(max(width, int(num_expanded)) for width in widths[1:])]
         self.max_frontier_nodes = sum(self._widths[1:])
         self.max_grown_nodes = self.max_nodes + max(self._widths)
         self._first_paths = tuple(first_paths)
@@ -151,7 +151,9 @@ class SageTree(SagePolicy):
             self._probs.append((nodes, torch.where(has_any, logits.softmax(dim=-1), 0.0)))
         # Every node reads its token from its parent's ranking; nodes of other levels are masked out.
         parents = plan.parents.clamp_min(0)
-        choice = (plan.place.gather(1, parents) * self.max_siblings + plan.ranks).clamp_max(best.values[0].numel() - 1)
+        choice = (plan.frontier_index.gather(1, parents) * self.max_siblings + plan.ranks).clamp_max(
+            best.values[0].numel() - 1
+        )
         here = plan.depth == frontier.depth + 1
         drawable = best.values.flatten(1).gather(1, choice) > -torch.inf
         self._tokens = torch.where(here, best.indices.flatten(1).gather(1, choice), self._tokens)
@@ -166,13 +168,13 @@ class SageTree(SagePolicy):
         width, num_nodes = self._widths[depth], plan.parents.shape[1]
         b, device = plan.parents.shape[0], plan.parents.device
         spare = (0, self.max_grown_nodes - num_nodes)
-        target = torch.where(plan.expanded & (plan.depth == depth), plan.place, width)
+        target = torch.where(plan.expanded & (plan.depth == depth), plan.frontier_index, width)
         # Nodes that are not in this frontier are written to one extra entry.
         nodes = torch.arange(num_nodes, num_nodes + width + 1, device=device).expand(b, -1)
         nodes = nodes.scatter(1, target, torch.arange(num_nodes, device=device).expand(b, -1))[:, :width]
         parents = torch.nn.functional.pad(plan.parents.clamp_min(0), spare).gather(1, nodes)
         tokens = torch.nn.functional.pad(self._tokens, spare).gather(1, nodes)
-        return frontier.below(nodes, parents, tokens, plan.place.gather(1, parents))
+        return frontier.below(nodes, parents, tokens, plan.frontier_index.gather(1, parents))
 
     def finish(self) -> DraftTree:
         plan = self._plan
@@ -236,10 +238,10 @@ class SageTree(SagePolicy):
 
 def _pack(tree: IndexTree) -> Tensor:
     """Return the tree's six fields as one tensor (b, 6, N)."""
-    fields = (tree.parents, tree.ranks, tree.depth, tree.valid.long(), tree.expanded.long(), tree.place)
+    fields = (tree.parents, tree.ranks, tree.depth, tree.valid.long(), tree.expanded.long(), tree.frontier_index)
     return torch.stack(fields, dim=1)
 
 
 def _unpack(packed: Tensor) -> IndexTree:
-    parents, ranks, depth, valid, expanded, place = packed.unbind(dim=1)
-    return IndexTree(parents, ranks, depth, valid > 0, expanded > 0, place)
+    parents, ranks, depth, valid, expanded, frontier_index = packed.unbind(dim=1)
+    return IndexTree(parents, ranks, depth, valid > 0, expanded > 0, frontier_index)

@@ -53,10 +53,10 @@ NAMED_PATHS: Mapping[str, Paths] = {
 def nodes_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
     """Return parents, ranks and depths of the nodes, breadth first from the root; `paths` must contain all parents."""
     nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
-    place = {path: index for index, path in enumerate(nodes)}
+    index_of = {path: index for index, path in enumerate(nodes)}
     for path in nodes[1:]:
-        assert path[:-1] in place, f"path {path} has no parent in the tree"
-    parents = [place[path[:-1]] if path else -1 for path in nodes]
+        assert path[:-1] in index_of, f"path {path} has no parent in the tree"
+    parents = [index_of[path[:-1]] if path else -1 for path in nodes]
     return parents, [path[-1] if path else 0 for path in nodes], [len(path) for path in nodes]
 
 
@@ -118,7 +118,7 @@ class StaticTree(TreePolicy):
     def _plan_level(self, depth: int, device: torch.device) -> _LevelPlan:
         upper, children = ([i for i, at in enumerate(self._depths) if at == level] for level in (depth, depth + 1))
         frontier = [i for i in upper if i in self._parents]
-        inner = [place for place, i in enumerate(children) if i in self._parents]
+        inner = [index for index, i in enumerate(children) if i in self._parents]
         return _LevelPlan(
             most=max(self._ranks[i] for i in children) + 1,
             frontier=_index(device, frontier),
@@ -126,8 +126,8 @@ class StaticTree(TreePolicy):
             rank=_index(device, [self._ranks[i] for i in children]),
             above=_index(device, [self._parents[i] - upper[0] for i in children]),
             inner=_index(device, inner),
-            nodes=_index(device, [children[place] for place in inner]),
-            parents=_index(device, [self._parents[children[place]] for place in inner]),
+            nodes=_index(device, [children[index] for index in inner]),
+            parents=_index(device, [self._parents[children[index]] for index in inner]),
         )
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:

@@ -69,11 +69,11 @@ class RaggedCache:
         """
         if source.shape[1] == 0:
             return
-        place = torch.arange(source.shape[1], device=source.device)[None]
+        offset = torch.arange(source.shape[1], device=source.device)[None]
         base = self.lens[rows][:, None]
         # Beyond `keep`, positions are copied onto themselves. The right-hand side is gathered before it is written.
-        from_columns = base + torch.where(place < keep[:, None], source, place)
-        to_columns = (base + place).clamp_max(self.capacity - 1)
+        from_columns = base + torch.where(offset < keep[:, None], source, offset)
+        to_columns = (base + offset).clamp_max(self.capacity - 1)
         from_columns = from_columns.clamp_max(self.capacity - 1)
         index = rows[:, None]
         for memory in (*self.keys, *self.values):
@@ -102,8 +102,8 @@ class RaggedCache:
         rows = torch.arange(num_leading_rows, device=columns.device)[:, None]
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                places, zeros = (rows.to(memory.device), slice(None), columns.to(memory.device)), memory.new_zeros(())
-                memory[places] = zeros
+                index, zeros = (rows.to(memory.device), slice(None), columns.to(memory.device)), memory.new_zeros(())
+                memory[index] = zeros
 
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Add `count` (r,) to the committed positions of `rows` (r,)."""

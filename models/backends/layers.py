@@ -73,7 +73,7 @@ def _structure(layer: nn.Module) -> list[object]:
         }
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
         parts.append((name, type(module), constants, hooks))
-    return [*parts, *((name, one.shape, one.dtype, one.device) for name, one in layer.named_parameters())]
+    return [*parts, *((name, weight.shape, weight.dtype, weight.device) for name, weight in layer.named_parameters())]
 
 
 def first_lines(error: Exception, num_lines: int = 2) -> str:

@@ -47,11 +47,11 @@ class View:
         column, node = (torch.arange(count, device=lens.device) for count in (num_columns, num_nodes))
         from_pending = column - lens[:, None, None]  # (r, 1, columns): below 0 is committed
         ahead = from_pending - node[:, None]  # (r, N, columns): distance of the KV position from the own one
-        seen = (ahead <= 0) if self.is_causal else (from_pending < num_nodes)
+        visible = (ahead <= 0) if self.is_causal else (from_pending < num_nodes)
         if self.window is not None:
             near = from_pending >= -self.window if self.from_anchor else ahead.abs() < self.window
-            seen = seen & near
-        return seen.expand(-1, num_nodes, -1)[:, None]
+            visible = visible & near
+        return visible.expand(-1, num_nodes, -1)[:, None]
 
 
 @dataclass(frozen=True)

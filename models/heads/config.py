@@ -50,10 +50,10 @@ class HeadConfig(dict[str, Any]):
 
     def flags(self, *names: str) -> dict[str, bool]:
         """Return those of the boolean fields `names` that are neither missing nor null."""
-        found = {name: self[name] for name in names if self.get(name) is not None}
-        if wrong := [name for name, value in found.items() if not isinstance(value, bool)]:
+        flags = {name: self[name] for name in names if self.get(name) is not None}
+        if wrong := [name for name, value in flags.items() if not isinstance(value, bool)]:
             raise self.error(f"{wrong[0]} must be true or false")
-        return found
+        return flags
 
     def layers(self, model_type: str, num_layers: int, **changes: Any) -> Any:
         """Return the transformers configuration of decoder layers; `changes` replace fields, with None their default.
@@ -96,6 +96,6 @@ class HeadConfig(dict[str, Any]):
     def layer_list(self, name: str, given: Any) -> list[int]:
         """Return the numbers of feature layers `given`, which the field `name` lists."""
         is_list = isinstance(given, list) and 1 <= len(given) <= MAX_LAYERS
-        if not is_list or not all(type(one) is int for one in given):
+        if not is_list or not all(type(layer) is int for layer in given):
             raise self.error(f"{name} must list 1 to {MAX_LAYERS} layers of the target")
         return given  # type: ignore[no-any-return]

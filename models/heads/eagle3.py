@@ -97,7 +97,7 @@ class SectionRotary(nn.Module):
 
     def _merge(self, by_axis: Tensor) -> Tensor:
         parts = torch.split(by_axis, [*self.sections, *self.sections], dim=-1)
-        return torch.cat([part[place % len(self.sections)] for place, part in enumerate(parts)], dim=-1)
+        return torch.cat([part[index % len(self.sections)] for index, part in enumerate(parts)], dim=-1)
 
 
 class Eagle3Network(FeatureStack):

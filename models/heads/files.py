@@ -73,22 +73,22 @@ def read_tensors(file: Path, wrappers: Sequence[str] = (), device: str = "cpu") 
     try:
         if file.suffix == ".safetensors":
             read_header(file)
-            found: Any = load_file(file, device)
+            state: Any = load_file(file, device)
         else:
             _expect_stored(file)
             # Training scripts store their command line as a Namespace beside the weights; unpickling it runs no code.
             with torch.serialization.safe_globals([Namespace] if wrappers else []):
-                found = torch.load(file, map_location=device, weights_only=True)
+                state = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # truncated file, bad header, unknown dtype, forbidden pickle
         raise _unreadable(file, error) from error
-    if isinstance(found, dict):
-        found = next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
-    if not isinstance(found, dict) or not all(map(_is_plain, found.values())):
+    if isinstance(state, dict):
+        state = next((state[name] for name in wrappers if isinstance(state.get(name), dict)), state)
+    if not isinstance(state, dict) or not all(map(_is_plain, state.values())):
         raise CheckpointError(f"{file}: it must hold a plain state dict of tensors")
-    num_bytes = sum(value.nbytes for value in found.values())
+    num_bytes = sum(value.nbytes for value in state.values())
     if num_bytes > file.stat().st_size + MAX_REPEATED_BYTES:
         raise CheckpointError(f"{file}: its tensors have {num_bytes:,} bytes, as they repeat values of a small file")
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in state.items()}
 
 
 def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
@@ -153,14 +153,14 @@ def make_readable(folder: Path) -> None:
             file.chmod(mode)
 
 
-def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError unless names and shapes of the tensors `found` equal those `expected`."""
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not known" for name in found if name not in expected]
+def expect_shapes(where: str, shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError unless names and shapes of tensors (`shapes`) equal those `expected`."""
+    wrong = [f"{name} is missing" for name in expected if name not in shapes]
+    wrong += [f"{name} is not known" for name in shapes if name not in expected]
     wrong += [
-        f"{name} has shape {list(found[name])} instead of {list(shape)}"
+        f"{name} has shape {list(shapes[name])} instead of {list(shape)}"
         for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
+        if name in shapes and tuple(shapes[name]) != tuple(shape)
     ]
     if wrong:
         raise CheckpointError(f"{where}: {len(wrong)} tensor(s) do not fit, the first: {wrong[0]}")

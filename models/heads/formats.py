@@ -124,8 +124,8 @@ def _eagle3_features(config: HeadConfig, num_target_layers: int) -> tuple[int, .
             )
         return 2, num_target_layers // 2, num_target_layers - 3
     shift = 0 if inner is None else 1
-    indices = tuple(one + shift for one in config.layer_list(LAYER_IDS, given))
-    if wrong := [one for one in indices if not 0 <= one < num_target_layers]:
+    indices = tuple(layer + shift for layer in config.layer_list(LAYER_IDS, given))
+    if wrong := [index for index in indices if not 0 <= index < num_target_layers]:
         raise config.error(
             f"{LAYER_IDS} names the target's state {wrong[0]}, and the target has {num_target_layers} layers; take a "
             "head that was trained for this target"
@@ -171,13 +171,13 @@ def _block_features(config: HeadConfig, num_target_layers: int) -> tuple[int, ..
     name, shift = ("aux_hidden_state_layer_ids", 0) if is_speculators else ("target_layer_ids", 1)
     given = config.layer_list(name, (config if is_speculators else config.part(_DFLASH)).get(name))
     trained = config.get("num_target_layers")
-    wrong = [one for one in given if not 0 <= one <= num_target_layers - shift]
+    wrong = [layer for layer in given if not 0 <= layer <= num_target_layers - shift]
     if wrong or (trained is not None and trained != num_target_layers):
         problem = f"{name} names layer {wrong[0]}" if wrong else f"num_target_layers is {trained}"
         raise config.error(
             f"{problem}, and the target has {num_target_layers} layers; take a drafter that was trained for this target"
         )
-    return tuple(one + shift for one in given)
+    return tuple(layer + shift for layer in given)
 
 
 def _views(given: HeadConfig, config: HeadConfig, layers: Any) -> tuple[View, ...]:
@@ -193,20 +193,22 @@ def _views(given: HeadConfig, config: HeadConfig, layers: Any) -> tuple[View, ..
         raise config.error(f"layer_types must name {_FULL} or {_SLIDING} for each of {num_layers} layers")
     if given.get("use_sliding_window") and not types:
         raise config.error("use_sliding_window needs layer_types")
-    named = [one == _SLIDING for one in types] or [False] * num_layers
+    named = [kind == _SLIDING for kind in types] or [False] * num_layers
     slides = named if any(named) or not dflash.get("use_swa") else [True] * num_layers
     is_used = given.get("use_sliding_window") is not False
     window = dflash.get("swa_window_size", given.get("sliding_window") if is_used else None)
     if any(slides) and (type(window) is not int or window < 1):
         raise config.error(f"layers with sliding attention need sliding_window, and it is {window!r}")
     if MODEL_TYPE in config:
-        is_causal = [one and not config.get("sliding_window_non_causal") for one in slides]
+        is_causal = [is_sliding and not config.get("sliding_window_non_causal") for is_sliding in slides]
     else:
-        given_causal = next((one for one in (config.get("is_causal"), dflash.get("causal")) if one is not None), None)
+        given_causal = next(
+            (value for value in (config.get("is_causal"), dflash.get("causal")) if value is not None), None
+        )
         is_causal = named if given_causal is None else [bool(given_causal)] * num_layers
     views = tuple(
-        View(window if one else None, causal, from_anchor=one and MODEL_TYPE in config)
-        for one, causal in zip(slides, is_causal, strict=True)
+        View(window if is_sliding else None, causal, from_anchor=is_sliding and MODEL_TYPE in config)
+        for is_sliding, causal in zip(slides, is_causal, strict=True)
     )
     return views if set(views) != {View()} else ()
 

@@ -56,13 +56,13 @@ class HeadFormat(Generic[Shape, Network]):
     first: str = "fc.weight"
     """The tensor whose type is that of the head."""
 
-    def named(self, found: Mapping[str, Value]) -> dict[str, Value]:
+    def named(self, tensors: Mapping[str, Value]) -> dict[str, Value]:
         """Select the tensors of the head under the names of its network."""
         inside = {
-            name.removeprefix(self.prefix): value for name, value in found.items() if name.startswith(self.prefix)
+            name.removeprefix(self.prefix): value for name, value in tensors.items() if name.startswith(self.prefix)
         }
-        own = {name.replace(*self.renamed, 1): value for name, value in (inside or found).items()}
-        return {name: value for name, value in own.items() if not name.endswith(self.ignored)}
+        selected = {name.replace(*self.renamed, 1): value for name, value in (inside or tensors).items()}
+        return {name: value for name, value in selected.items() if not name.endswith(self.ignored)}
 
 
 def read_shape(kind: HeadFormat[Shape, Any], ref: CheckpointRef, num_target_layers: int = 0) -> Shape:

@@ -52,7 +52,7 @@ class MedusaHeads(nn.ModuleList):
         """Return heads with the same residual blocks and other output layers, one for each head."""
         other = MedusaHeads.__new__(MedusaHeads)
         pairs = zip(self, outputs, strict=True)
-        nn.ModuleList.__init__(other, (nn.Sequential(*list(own.children())[:-1], output) for own, output in pairs))
+        nn.ModuleList.__init__(other, (nn.Sequential(*list(block.children())[:-1], output) for block, output in pairs))
         other.shape = self.shape
         return other
 

@@ -85,22 +85,22 @@ class VispecNetwork(EagleNetwork):
         Adjacent visual tokens are one image. Reads the places of visual tokens on the host.
         """
         embeds = prompt.embeds.to(self.fc.weight.dtype)
-        kept: list[int] = []  # rows of the prompt
+        kept_rows: list[int] = []  # rows of the prompt
         image_of: list[int] = []  # images before each kept row
         adapted: list[int] = []  # kept rows that are outputs of the adaptor
         rows, states = [embeds[:0]], [embeds.new_zeros(self.hidden_size)]
         start = 0
         for first, end in (*visual_runs(prompt.visual), (prompt.length, prompt.length)):
             num_rows = min(end - first, self.imadpt.q.shape[0] - 1)
-            kept += [*range(start, first), *range(end - num_rows, end)]
-            image_of += [len(states) - 1] * (len(kept) - len(image_of))
-            adapted += range(len(kept) - num_rows, len(kept))
+            kept_rows += [*range(start, first), *range(end - num_rows, end)]
+            image_of += [len(states) - 1] * (len(kept_rows) - len(image_of))
+            adapted += range(len(kept_rows) - num_rows, len(kept_rows))
             if first < end:
                 outputs = self.imadpt(embeds[first:end])
                 rows.append(outputs[:num_rows])
                 states.append(outputs[-1])
             start = end
-        index = torch.tensor([kept, image_of], device=embeds.device)
+        index = torch.tensor([kept_rows, image_of], device=embeds.device)
         short = prompt.select(index[0])
         inputs = self.fuse(short.embeds, features[index[0]], torch.stack(states)[index[1]])
         inputs = inputs.index_copy(0, torch.tensor(adapted, dtype=torch.long, device=embeds.device), torch.cat(rows))

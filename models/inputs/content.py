@@ -45,8 +45,8 @@ class Content:
         if not isinstance(other, Content) or self._hash != other._hash or self._label != other._label:
             return False
         return all(
-            one is another or np.array_equal(one, another)
-            for one, another in zip(self._arrays, other._arrays, strict=True)
+            array is another or np.array_equal(array, another)
+            for array, another in zip(self._arrays, other._arrays, strict=True)
         )
 
     def copy(self) -> Content:
@@ -56,8 +56,8 @@ class Content:
 
 def _glance(array: NDArray[np.generic]) -> bytes:
     """Return the bytes of up to `NUM_GLANCES` evenly spaced values."""
-    places = np.linspace(0, max(0, array.size - 1), min(array.size, NUM_GLANCES), dtype=np.int64)
-    return np.asarray(array.flat[places]).tobytes()
+    indices = np.linspace(0, max(0, array.size - 1), min(array.size, NUM_GLANCES), dtype=np.int64)
+    return np.asarray(array.flat[indices]).tobytes()
 
 
 class Recent(Generic[Value]):

@@ -33,11 +33,11 @@ class Growth:
     def over(cls, points: Sequence[tuple[int, int]]) -> Self:
         """Return a line from the first point (decoded bytes, output bytes) that no other point exceeds."""
         base = points[0][1]
-        return cls(base, max(max((found - base) / decoded, 0.0) for decoded, found in points))
+        return cls(base, max(max((output - base) / decoded, 0.0) for decoded, output in points))
 
     def of(self, decoded_bytes: Iterable[int]) -> int:
         """Return the sum over media of these decoded bytes."""
-        return sum(self.base + int(self.slope * one) for one in decoded_bytes)
+        return sum(self.base + int(self.slope * num_bytes) for num_bytes in decoded_bytes)
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class OutputSizes:
             return cls()
         limit = max_side_px or max(SIDES_PX[-1])
         generator = np.random.default_rng(0)
-        shown = [
+        samples = [
             generator.integers(0, 256, (min(height, limit), min(width, limit), 3), dtype=np.uint8)
             for height, width in SIDES_PX
         ]
-        images = _sizes(front_end, "image", [(one.nbytes, ([one], [])) for one in shown])
+        images = _sizes(front_end, "image", [(image.nbytes, ([image], [])) for image in samples])
         if not front_end.takes_videos:
             return cls(images)
         clips = [
@@ -75,7 +75,7 @@ class OutputSizes:
             for side in CLIP_SIDES_PX
             for count in CLIP_FRAMES
         ]
-        return cls(images, _sizes(front_end, "video", [(one.frames.nbytes, ([], [one])) for one in clips]))
+        return cls(images, _sizes(front_end, "video", [(clip.frames.nbytes, ([], [clip])) for clip in clips]))
 
     def packed_bytes(self, images: Sequence[int], clips: Sequence[int], num_prompts: int = 1) -> int:
         """Estimate packed outputs of `num_prompts` prompts about the same media of these decoded bytes."""
@@ -92,21 +92,21 @@ Media = tuple[list[Any], list[Clip]]
 
 def _sizes(front_end: FrontEnd, kind: str, cases: Sequence[tuple[int, Media]]) -> MediaSizes:
     """Measure the cases (decoded bytes, media) that the processor takes; zero if it refuses all of them."""
-    found = []
+    points = []
     for decoded, media in cases:
         if (packed := _packed(front_end, kind, *media)) is not None:
-            found.append((decoded, packed))
-    if not found:
+            points.append((decoded, packed))
+    if not points:
         return MediaSizes()
 
     def growth(count: Callable[[PackedInputs], int]) -> Growth:
-        line = Growth.over([(decoded, count(packed)) for decoded, packed in found])
+        line = Growth.over([(decoded, count(packed)) for decoded, packed in points])
         return Growth(int(MARGIN * line.base), MARGIN * line.slope)
 
     return MediaSizes(
-        growth(lambda one: one.num_bytes),
-        growth(lambda one: sum(each.num_bytes for name, each in one.tensors.items() if name in TEXT_INPUTS)),
-        growth(lambda one: one.num_unpacked_bytes),
+        growth(lambda inputs: inputs.num_bytes),
+        growth(lambda inputs: sum(each.num_bytes for name, each in inputs.tensors.items() if name in TEXT_INPUTS)),
+        growth(lambda inputs: inputs.num_unpacked_bytes),
     )
 
 

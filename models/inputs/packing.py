@@ -50,7 +50,7 @@ class PixelScale:
         try:
             factor = float(part.rescale_factor) if part.do_rescale else 1.0
             mean, std = (
-                (_channels(one) for one in (part.image_mean, part.image_std))
+                (_channels(setting) for setting in (part.image_mean, part.image_std))
                 if part.do_normalize
                 else (
                     _channels(0.0),
@@ -65,7 +65,7 @@ class PixelScale:
 
 
 def _channels(value: Any) -> tuple[float, ...]:
-    return tuple(float(one) for one in value) if isinstance(value, (list, tuple)) else (float(value),) * 3
+    return tuple(float(channel) for channel in value) if isinstance(value, (list, tuple)) else (float(value),) * 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +107,8 @@ class Packed:
         num_frames = math.prod(self.shape) // codes.numel()
         values = levels.new_empty(outer, num_channels, num_frames, inner)
         for channel in range(num_channels):
-            found = levels[channel].index_select(0, codes[:, channel].reshape(-1).int())
-            values[:, channel] = found.view(outer, 1, inner)
+            channel_values = levels[channel].index_select(0, codes[:, channel].reshape(-1).int())
+            values[:, channel] = channel_values.view(outer, 1, inner)
         return values.reshape(self.shape).view(dtype)
 
 
@@ -125,9 +125,9 @@ def pack(values: Tensor, scale: PixelScale | None = None) -> Packed:
         and values.is_floating_point()
         and (cut := _by_channel(values.contiguous(), scale)) is not None
     ):
-        found = _levels(cut, scale)
-        if found is not None:
-            return Packed(name, shape, *found)
+        packed = _levels(cut, scale)
+        if packed is not None:
+            return Packed(name, shape, *packed)
     return Packed(name, shape, values.contiguous().view(BITS[values.dtype.itemsize]).numpy())
 
 
@@ -226,11 +226,11 @@ class PackedInputs:
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.num_bytes for one in self.tensors.values())
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     @property
     def num_unpacked_bytes(self) -> int:
-        return sum(one.num_unpacked_bytes for one in self.tensors.values())
+        return sum(tensor.num_unpacked_bytes for tensor in self.tensors.values())
 
     @property
     def has_media(self) -> bool:
@@ -238,11 +238,11 @@ class PackedInputs:
 
     def unpack(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Return the processor's outputs on `device`."""
-        return {name: one.unpack(device) for name, one in self.tensors.items()}
+        return {name: tensor.unpack(device) for name, tensor in self.tensors.items()}
 
     def content(self, label: Hashable = None) -> Content:
         """Create the key of the prompt's media from their tensors."""
-        media = {name: one for name, one in sorted(self.tensors.items()) if name not in TEXT_INPUTS}
-        kinds = tuple((name, one.dtype, one.shape) for name, one in media.items())
-        arrays = [array for one in media.values() for array in one.arrays]
+        media = {name: tensor for name, tensor in sorted(self.tensors.items()) if name not in TEXT_INPUTS}
+        kinds = tuple((name, tensor.dtype, tensor.shape) for name, tensor in media.items())
+        arrays = [array for tensor in media.values() for array in tensor.arrays]
         return Content(arrays, (label, self.num_images, self.num_frames, kinds))

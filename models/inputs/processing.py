@@ -63,15 +63,15 @@ class FrontEnd:
     @property
     def useful_side_px(self) -> int | None:
         """See `models.inputs.useful_side`; None if unknown."""
-        return useful_side_px([one for one in self._parts() if one is not None]) if self.takes_images else None
+        return useful_side_px([part for part in self._parts() if part is not None]) if self.takes_images else None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Strings that are tokenized as one special token anywhere in a text, placeholders of media included."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
-        places = (getattr(self.processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
-        found = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *places}
-        return tuple(sorted(text for text in found if isinstance(text, str) and text))
+        markers = (getattr(self.processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
+        tokens = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *markers}
+        return tuple(sorted(text for text in tokens if isinstance(text, str) and text))
 
     @property
     def reads_chats(self) -> bool:
@@ -103,7 +103,7 @@ class FrontEnd:
             prompt = self.render([{"role": "user", "content": [{"type": "text", "text": "a"}]}])
             before = {"add_special_tokens": not (bos and prompt.startswith(bos))}
             options = (before, self.special_tokens_option(prompt))
-            then, now = (list(self.processor(text=prompt, **one)["input_ids"]) for one in options)
+            then, now = (list(self.processor(text=prompt, **option)["input_ids"]) for option in options)
         except Exception:  # no chat template, or a processor that refuses prompts without images
             return False
         return then != now
@@ -135,7 +135,7 @@ class FrontEnd:
             outputs = self._recent.get(content)
             if outputs is None:
                 outputs = self._encode(prompt, images, videos)
-                self._recent.keep(content, outputs, sum(one.nbytes for one in outputs.values()))
+                self._recent.keep(content, outputs, sum(tensor.nbytes for tensor in outputs.values()))
             # Callers may replace these tensors, but must not write to them.
             return dict(outputs)
 
@@ -144,14 +144,14 @@ class FrontEnd:
             raise PromptError(f"the model takes text only, but the sample has {len(images)} image(s)")
         if videos and not self.takes_videos:
             raise PromptError(f"the model takes no videos, but the sample has {len(videos)}")
-        shown: dict[str, Any] = {}
+        media: dict[str, Any] = {}
         if images:
-            shown["images"] = [Image.fromarray(image) for image in images]
+            media["images"] = [Image.fromarray(image) for image in images]
         if videos:
-            shown["videos"] = [clip.frames for clip in videos]
-            shown["video_metadata"] = [video.metadata(clip) for clip in videos]
+            media["videos"] = [clip.frames for clip in videos]
+            media["video_metadata"] = [video.metadata(clip) for clip in videos]
         try:
-            inputs = self.processor(text=prompt, return_tensors="pt", **self.special_tokens_option(prompt), **shown)
+            inputs = self.processor(text=prompt, return_tensors="pt", **self.special_tokens_option(prompt), **media)
         except Exception as error:  # third-party processors may raise any error; fail the row, not the job
             raise PromptError(f"the processor refuses the prompt: {error}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}

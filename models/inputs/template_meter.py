@@ -79,13 +79,13 @@ class Meter:
         total = 0
         stack: list[Iterator[Any]] = [iter((value,))]
         while stack:
-            for one in stack[-1]:
+            for item in stack[-1]:
                 total += CELL
-                if isinstance(one, (str, bytes)):
-                    total += len(one)
-                elif isinstance(one, int):
-                    total += one.bit_length() // 8
-                elif (parts := _parts(one)) is not None:
+                if isinstance(item, (str, bytes)):
+                    total += len(item)
+                elif isinstance(item, int):
+                    total += item.bit_length() // 8
+                elif (parts := _parts(item)) is not None:
                     stack.append(parts)
                     break
                 self.expect(total)
@@ -104,9 +104,9 @@ class Meter:
         if not hasattr(value, "__next__"):
             return value
         most = self.largest // CELL
-        found = list(itertools.islice(value, most + 1))
-        self.expect(len(found) * CELL)
-        return self.made(found)
+        entries = list(itertools.islice(value, most + 1))
+        self.expect(len(entries) * CELL)
+        return self.made(entries)
 
     def counted(self, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the entries of an iterator, one step each."""

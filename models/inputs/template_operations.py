@@ -44,21 +44,21 @@ def check_operator(meter: Meter, operator: str, left: Any, right: Any) -> None:
 
 
 def check_percent(meter: Meter, template: Any, values: Any) -> None:
-    """Raise TemplateTooCostly if `template % values` may be too large; each place may take all values."""
+    """Raise TemplateTooCostly if `template % values` may be too large; each conversion may take all values."""
     if _WIDE.search(str(template)):
         raise TemplateTooCostly(f"it pads a value to more than {MAX_WIDTH} characters")
-    num_places = str(template).count("%")
+    num_conversions = str(template).count("%")
     parts = list(values.values()) if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
-    sizes = [meter.text_size(one) for one in parts]
+    sizes = [meter.text_size(part) for part in parts]
     # A mapping's values may be repeated.
-    size = num_places * max(sizes, default=0) if isinstance(values, Mapping) else sum(sizes)
+    size = num_conversions * max(sizes, default=0) if isinstance(values, Mapping) else sum(sizes)
     factor = 10 if _QUOTED.search(str(template)) else _escaped(template, *parts)
-    meter.expect(len(template) + num_places * MAX_WIDTH + factor * size)
+    meter.expect(len(template) + num_conversions * MAX_WIDTH + factor * size)
 
 
 def _escaped(*values: Any) -> int:
     """Return by how much operators may lengthen texts: text that is marked as safe escapes other text."""
-    return 6 if any(isinstance(one, Markup) for one in values) else 1
+    return 6 if any(isinstance(value, Markup) for value in values) else 1
 
 
 # --- methods -------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def _width(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _replace(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    old, new = (str(args[place]) if len(args) > place else str(kwargs.get(name, "")) for place, name in _OLD_NEW)
+    old, new = (str(args[index]) if len(args) > index else str(kwargs.get(name, "")) for index, name in _OLD_NEW)
     meter.expect(len(str(value)) + (str(value).count(old) + 1) * len(new))
 
 
@@ -184,8 +184,8 @@ def _numbers(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _whole(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Count an operation that compares values with each other."""
-    for one in (value, *args):
-        meter.step(meter.size(one) // 64)
+    for operand in (value, *args):
+        meter.step(meter.size(operand) // 64)
 
 
 FILTERS: Mapping[str, Check] = {
@@ -228,7 +228,7 @@ def check_method(meter: Meter, method: Any, args: tuple[Any, ...], kwargs: dict[
     """Count a call of a method of text, a list, a mapping or a tuple, and check its arguments; TemplateTooCostly for
     other methods."""
     owner = method.__self__
-    kinds = (one for one in METHODS if isinstance(owner, one))
+    kinds = (kind for kind in METHODS if isinstance(owner, kind))
     check = METHODS.get(next(kinds, object), {}).get(method.__name__)
     if check is None:
         raise TemplateTooCostly(

@@ -93,7 +93,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, original: Environment) -> None:
-        extensions = [type(one) for one in original.extensions.values()]
+        extensions = [type(extension) for extension in original.extensions.values()]
         super().__init__(
             trim_blocks=original.trim_blocks,
             lstrip_blocks=original.lstrip_blocks,
@@ -105,24 +105,24 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters |= {"counted_steps": _steps, "counted_value": _made, "counted_read": _read}
         self.filters |= {"counted_slice": _sliced, "counted_concat": _concat}
         self.tests = {name: _test(original, name) for name in original.tests}
-        self.globals = {name: one for name, one in original.globals.items() if name != "lipsum"}
+        self.globals = {name: value for name, value in original.globals.items() if name != "lipsum"}
         self.globals["strftime_now"] = format_time(original.globals["strftime_now"])  # type: ignore[arg-type]
-        self._functions = {id(one) for one in self.globals.values()}
+        self._functions = {id(value) for value in self.globals.values()}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         check_operator(meter(), operator, left, right)
         return meter().made(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        found = meter()
+        counter = meter()
         if isinstance(__obj, types.BuiltinMethodType):
-            check_method(found, __obj, args, kwargs)
+            check_method(counter, __obj, args, kwargs)
         elif not __self._is_bounded(__obj):
             raise TemplateTooCostly(f"it calls {type(__obj).__name__}, which is not bounded")
-        found.step()
+        counter.step()
         result = super().call(__context, __obj, *args, **kwargs)
         is_borrowed = isinstance(__obj, types.BuiltinMethodType) and __obj.__name__ in BORROWING
-        return result if is_borrowed else found.made(result)
+        return result if is_borrowed else counter.made(result)
 
     def _is_bounded(self, function: Any) -> bool:
         owner = getattr(function, "__self__", None)
@@ -168,7 +168,7 @@ class _Formatter(SandboxedFormatter):
 
 
 def _numbers_in(spec: str) -> list[str]:
-    return "".join(one if one.isdecimal() else " " for one in spec).split()
+    return "".join(char if char.isdecimal() else " " for char in spec).split()
 
 
 # --- counted operations --------------------------------------------------------------------------------------------
@@ -176,11 +176,11 @@ def _numbers_in(spec: str) -> list[str]:
 
 @pass_context
 def _emitted(_context: Context, value: Any) -> str:
-    found = meter()
+    counter = meter()
     if not isinstance(value, str):
-        found.expect(found.text_size(value))
+        counter.expect(counter.text_size(value))
         value = str(value)
-    found.made(str(value))
+    counter.made(str(value))
     return str(value)
 
 
@@ -202,18 +202,18 @@ def _read(_context: Context, value: Any) -> Any:
 
 @pass_context
 def _sliced(_context: Context, value: Any) -> Any:
-    found = meter()
+    counter = meter()
     size = len(value) * (1 if isinstance(value, str) else CELL) if hasattr(value, "__len__") else 1
-    found.units -= size
-    found.step(1 + size // 1024)
+    counter.units -= size
+    counter.step(1 + size // 1024)
     return value
 
 
 @pass_context
 def _concat(_context: Context, values: list[Any]) -> str:
-    found = meter()
-    found.expect(sum(map(found.text_size, values)))
-    return str(found.made("".join(map(str, values))))
+    counter = meter()
+    counter.expect(sum(map(counter.text_size, values)))
+    return str(counter.made("".join(map(str, values))))
 
 
 def _filter(original: Environment, name: str) -> Callable[..., Any]:
@@ -221,12 +221,12 @@ def _filter(original: Environment, name: str) -> Callable[..., Any]:
 
     @pass_context
     def counted(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        found = meter()
-        value = check_filter(found, name, value, args, kwargs)
+        counter = meter()
+        value = check_filter(counter, name, value, args, kwargs)
         result = original.call_filter(name, value, args, kwargs, context=context, eval_ctx=context.eval_ctx)
         if hasattr(result, "__next__"):
-            return found.counted(result)
-        return result if result is value or name in ("first", "last", "attr", "d", "default") else found.made(result)
+            return counter.counted(result)
+        return result if result is value or name in ("first", "last", "attr", "d", "default") else counter.made(result)
 
     return counted
 
@@ -238,8 +238,8 @@ def _test(original: Environment, name: str) -> Callable[..., Any]:
 
     @pass_context
     def counted(context: Context, value: Any, *args: Any) -> bool:
-        for one in (value, *args):
-            meter().read(one)
+        for operand in (value, *args):
+            meter().read(operand)
         return bool(original.call_test(name, value, args, {}, context))
 
     return counted
@@ -256,8 +256,8 @@ class _Counted(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
         node.nodes = [
-            nodes.Const(one.data, lineno=one.lineno) if isinstance(one, nodes.TemplateData) else one
-            for one in node.nodes
+            nodes.Const(child.data, lineno=child.lineno) if isinstance(child, nodes.TemplateData) else child
+            for child in node.nodes
         ]
         return node
 
@@ -273,14 +273,14 @@ class _Counted(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        operands = [node.expr, *(one.expr for one in node.ops)]
-        is_flat = [isinstance(one, nodes.Const) for one in operands]
+        operands = [node.expr, *(operation.expr for operation in node.ops)]
+        is_flat = [isinstance(operand, nodes.Const) for operand in operands]
         # Equality with a constant reads no more than the constant.
         if len(node.ops) == 1 and node.ops[0].op in ("eq", "ne") and any(is_flat):
             return node
         node.expr = node.expr if is_flat[0] else _call("counted_read", node.expr)
-        for one, flat in zip(node.ops, is_flat[1:], strict=True):
-            one.expr = one.expr if flat else _call("counted_read", one.expr)
+        for operation, flat in zip(node.ops, is_flat[1:], strict=True):
+            operation.expr = operation.expr if flat else _call("counted_read", operation.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
@@ -319,4 +319,4 @@ def _tick(weight: int, node: nodes.Node) -> nodes.Node:
 
 def _weight(body: list[nodes.Node]) -> int:
     """Return the steps of running statements once, besides those of counted operations."""
-    return 1 + sum(1 for one in body for _ in one.find_all(nodes.Node)) // NODES_PER_STEP
+    return 1 + sum(1 for node in body for _ in node.find_all(nodes.Node)) // NODES_PER_STEP

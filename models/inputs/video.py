@@ -127,15 +127,15 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         """
         frames = [torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).contiguous() for video in videos]
         if not self.is_patched:
-            shown = [self._values(self._resize(one)) for one in frames]
-            if len({tuple(one.shape) for one in shown}) > 1:
+            pixels = [self._values(self._resize(video)) for video in frames]
+            if len({tuple(video.shape) for video in pixels}) > 1:
                 raise ValueError("all videos of one prompt must have the same number of frames for this model")
-            return BatchFeature({"pixel_values_videos": torch.stack(shown)})
-        patches, grids = zip(*(self._patches(self._values(self._resize(one))) for one in frames))
+            return BatchFeature({"pixel_values_videos": torch.stack(pixels)})
+        patches, grids = zip(*(self._patches(self._values(self._resize(video))) for video in frames))
         data: dict[str, Any] = {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
         # Qwen3-VL writes times into the prompt as index / fps; our indices are seconds, so fps is 1.
         is_timed = self.kind == "Qwen3VLVideoProcessor"
-        data["video_metadata"] = [replace(one, fps=1.0) if is_timed else one for one in video_metadata]
+        data["video_metadata"] = [replace(metadata, fps=1.0) if is_timed else metadata for metadata in video_metadata]
         return BatchFeature(data)
 
     def _resize(self, frames: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         values = frames.to(torch.float32)
         if self.do_normalize:
             scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
-            mean, std = ((torch.tensor(one) * scale)[:, None, None] for one in (self.image_mean, self.image_std))
+            mean, std = ((torch.tensor(stat) * scale)[:, None, None] for stat in (self.image_mean, self.image_std))
             return values.sub_(mean).div_(std)
         return values.mul_(self.rescale_factor) if self.do_rescale else values
 
@@ -219,7 +219,7 @@ def frame_size(
 
 
 def _channels(name: str, value: Any) -> tuple[float, float, float]:
-    values = tuple(float(one) for one in (value if isinstance(value, (list, tuple)) else [value] * 3))
+    values = tuple(float(number) for number in (value if isinstance(value, (list, tuple)) else [value] * 3))
     if len(values) != 3:
         raise VideoSettingsError(f"{name} of its video processor has {len(values)} numbers and should have 3")
     return values
@@ -228,14 +228,14 @@ def _channels(name: str, value: Any) -> tuple[float, float, float]:
 def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the checked size as a dict; `min_pixels` and `max_pixels` of old Qwen settings replace its entries."""
     old_names = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-    kept = {name: int(value) for name, value in dict(size).items() if value is not None and name not in old_names}
+    sizes = {name: int(value) for name, value in dict(size).items() if value is not None and name not in old_names}
     if kind == "Qwen2VLVideoProcessor":
-        kept |= {new: int(settings[old]) for old, new in old_names.items() if settings.get(old) is not None}
+        sizes |= {new: int(settings[old]) for old, new in old_names.items() if settings.get(old) is not None}
     is_onevision = kind == "LlavaOnevisionVideoProcessor"
     names = ({"height", "width"}, {"shortest_edge"}) if is_onevision else ({"shortest_edge", "longest_edge"},)
-    if set(kept) not in names or min(kept.values()) < 1:
+    if set(sizes) not in names or min(sizes.values()) < 1:
         raise VideoSettingsError(f"the size of its video frames is {size}, which is not understood")
-    return kept
+    return sizes
 
 
 # --- processors that hold one --------------------------------------------------------------------------------------

@@ -39,30 +39,30 @@ class SlotBatch:
     index: Tensor
     ids: tuple[int, ...]
     num_generated: tuple[int, ...]
-    place: slice | Tensor = field(init=False)
+    indexer: slice | Tensor = field(init=False)
     """Index of the slots in a per-slot tensor: a slice, which reads a view, if they are 0 … b − 1 in order."""
 
     def __post_init__(self) -> None:
         leading = range(len(self.ids))
-        object.__setattr__(self, "place", slice(len(leading)) if self.ids == tuple(leading) else self.index)
+        object.__setattr__(self, "indexer", slice(len(leading)) if self.ids == tuple(leading) else self.index)
 
     @property
     def are_leading(self) -> bool:
         """Whether the slots are 0 … b − 1 in order."""
-        return isinstance(self.place, slice)
+        return isinstance(self.indexer, slice)
 
     def of(self, memory: Tensor) -> Tensor:
         """Return the entries (b, …) of these slots in a per-slot tensor (S, …), possibly as a view."""
-        return memory[self.place]
+        return memory[self.indexer]
 
     def put(self, memory: Tensor, values: Tensor) -> None:
         """Write `values` (b, …) to the entries of these slots in a per-slot tensor."""
-        memory[self.place] = values
+        memory[self.indexer] = values
 
     def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
         """Add `sign` · `values` (b,) to the entries of these slots in a per-slot tensor."""
-        if isinstance(self.place, slice):
-            memory[self.place].add_(values, alpha=sign)
+        if isinstance(self.indexer, slice):
+            memory[self.indexer].add_(values, alpha=sign)
         else:
             memory.index_add_(0, self.index, values, alpha=sign)
 
@@ -70,11 +70,11 @@ class SlotBatch:
         """Return the batch of the slots in `ids`, in the order of this batch."""
         if len(ids) == len(self.ids):
             return self
-        places = [place for place, slot in enumerate(self.ids) if slot in ids]
+        indices = [index for index, slot in enumerate(self.ids) if slot in ids]
         return SlotBatch(
-            self.index[torch.tensor(places, dtype=torch.long, device=self.index.device)],
-            tuple(self.ids[place] for place in places),
-            tuple(self.num_generated[place] for place in places),
+            self.index[torch.tensor(indices, dtype=torch.long, device=self.index.device)],
+            tuple(self.ids[index] for index in indices),
+            tuple(self.num_generated[index] for index in indices),
         )
 
 
@@ -166,7 +166,7 @@ class LaneModel:
         ends = torch.stack([reader.ends[first] for first in source])
         # Split after the view: the output layer reads the result as one matrix, without copies of its weights.
         last, _ = self.split(ends.view(len(slots.ids), self.num_lanes, -1))
-        states = {first: self.split(found) for first, found in reader.states.items()}
+        states = {first: self.split(hidden) for first, hidden in reader.states.items()}
         return Prefill(
             last,
             reader.num_forwards,
@@ -190,11 +190,11 @@ class LaneModel:
             self._prefix_lengths[slot] = 0
 
     def _note_axes(self, rows: Tensor, offsets: Sequence[Tensor | None]) -> None:
-        if self.axes is None and any(one is not None for one in offsets):
+        if self.axes is None and any(offset is not None for offset in offsets):
             self.axes = self.delta.new_zeros(self.delta.shape[0], NUM_AXES)
         if self.axes is not None:
             none = self.axes.new_zeros(NUM_AXES)
-            self.axes[rows] = torch.stack([none if one is None else one for one in offsets])
+            self.axes[rows] = torch.stack([none if offset is None else offset for offset in offsets])
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
         """Return a runner of only the layers `indices`, in ascending order, for `forward`."""
@@ -296,19 +296,19 @@ class LaneModel:
 
     def _are_leading(self, slots: SlotBatch) -> bool:
         """Return whether the block of each slot equals its index in the batch."""
-        return all(self._block_of[slot] == place for place, slot in enumerate(slots.ids))
+        return all(self._block_of[slot] == index for index, slot in enumerate(slots.ids))
 
-    def _swap(self, one: int, other: int) -> None:
+    def _swap(self, first: int, second: int) -> None:
         """Swap the blocks of two slots, KV cache rows and per-row state included."""
-        starts = (self.first_row_of(slot) for slot in (one, other))
+        starts = (self.first_row_of(slot) for slot in (first, second))
         here, there = (slice(start, start + self.num_lanes) for start in starts)
         for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes):
             if memory is not None:
-                kept = memory[here].clone()
+                saved = memory[here].clone()
                 memory[here] = memory[there]
-                memory[there] = kept
-        self._block_of[one], self._block_of[other] = self._block_of[other], self._block_of[one]
-        for slot in (one, other):
+                memory[there] = saved
+        self._block_of[first], self._block_of[second] = self._block_of[second], self._block_of[first]
+        for slot in (first, second):
             # `fill_` passes the number to the kernel; an assignment would copy it from the host and wait.
             self._blocks[slot].fill_(self._block_of[slot])
 

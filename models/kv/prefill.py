@@ -62,38 +62,38 @@ class PromptReader:
         self._read_whole(prefixes, fresh, stems)
         if stems:
             self._follow(prefixes, stems)
-        copies = [place for place, first in enumerate(source) if place != first]
+        copies = [index for index, first in enumerate(source) if index != first]
         if copies:
-            self._copy([source[place] for place in copies], copies, max(prefix.length for prefix in prefixes))
+            self._copy([source[index] for index in copies], copies, max(prefix.length for prefix in prefixes))
         return source
 
     def _read_whole(self, prefixes: Sequence[Prefix], fresh: Sequence[int], stems: Sequence[Stem]) -> None:
         """Run whole prompts, and each stem for the first prompt that has it."""
-        heads = {stem.places[0]: prefixes[stem.places[0]].head(stem.length) for stem in stems}
-        later = {place for stem in stems for place in stem.places[1:]}
-        places = [place for place in fresh if place not in later]
-        prompts = [heads.get(place, prefixes[place]) for place in places]
+        heads = {stem.indices[0]: prefixes[stem.indices[0]].head(stem.length) for stem in stems}
+        later = {index for stem in stems for index in stem.indices[1:]}
+        indices = [index for index in fresh if index not in later]
+        prompts = [heads.get(index, prefixes[index]) for index in indices]
         for group in group_by_length([prompt.length for prompt in prompts], self._max_tokens, self._max_padding):
-            some = [prompts[one] for one in group]
-            self._note([places[one] for one in group], some, *self._run_whole(self._at(places, group), some))
+            some = [prompts[i] for i in group]
+            self._note([indices[i] for i in group], some, *self._run_whole(self._at(indices, group), some))
 
     def _follow(self, prefixes: Sequence[Prefix], stems: Sequence[Stem]) -> None:
         """Copy stems to the rows of all prompts that share them, and run the remaining tokens of these prompts."""
-        firsts = [stem.places[0] for stem in stems for _ in stem.places[1:]]
-        self._copy(firsts, [place for stem in stems for place in stem.places[1:]], max(stem.length for stem in stems))
-        starts = {place: stem.length for stem in stems for place in stem.places}
+        firsts = [stem.indices[0] for stem in stems for _ in stem.indices[1:]]
+        self._copy(firsts, [index for stem in stems for index in stem.indices[1:]], max(stem.length for stem in stems))
+        starts = {index: stem.length for stem in stems for index in stem.indices}
         keeping = stems if self._keep_hidden else ()
-        heads = {place: self.states[stem.places[0]] for stem in keeping for place in stem.places}
-        places = list(starts)
-        rests = [prefixes[place].tail(starts[place]) for place in places]
+        heads = {index: self.states[stem.indices[0]] for stem in keeping for index in stem.indices}
+        indices = list(starts)
+        rests = [prefixes[index].tail(starts[index]) for index in indices]
         # Unlike whole prompts, these forwards need a mask, whose size is bounded.
-        widest = MAX_MASK // max(prefixes[place].length for place in places)
+        widest = MAX_MASK // max(prefixes[index].length for index in indices)
         bound = widest if self._max_tokens is None else min(widest, self._max_tokens)
         for group in group_by_length([rest.length for rest in rests], bound, self._max_padding):
-            some, behind = [rests[one] for one in group], [starts[places[one]] for one in group]
-            self._note([places[one] for one in group], some, self._run_behind(self._at(places, group), some, behind))
-        for place, head in heads.items():
-            self.states[place] = torch.cat([head, self.states[place]])
+            some, behind = [rests[i] for i in group], [starts[indices[i]] for i in group]
+            self._note([indices[i] for i in group], some, self._run_behind(self._at(indices, group), some, behind))
+        for index, head in heads.items():
+            self.states[index] = torch.cat([head, self.states[index]])
 
     def _run_whole(self, rows: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor | None]:
         """Run whole prompts in one forward into `rows` (r,); returns states (r, L, W), and the mean attention to each
@@ -114,8 +114,8 @@ class PromptReader:
         self.num_forwards += 1
         if padding is not None:
             # Kept positions move to the front in order; later positions become scratch.
-            kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
-            self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
+            num_kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
+            self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), num_kept)
         return hidden, None if probe is None else probe.mean()
 
     def _run_behind(self, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:
@@ -123,38 +123,38 @@ class PromptReader:
         longest = max(rest.length for rest in rests)
         embeds = stack(rest.embeds for rest in rests)
         lens = torch.tensor(starts, device=rows.device)
-        place = torch.arange(longest, device=rows.device)
-        is_real = place < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
+        index = torch.arange(longest, device=rows.device)
+        is_real = index < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
         # The position at index `capacity` is never read.
-        columns = torch.where(is_real, lens[:, None] + place, self._cache.capacity)
+        columns = torch.where(is_real, lens[:, None] + index, self._cache.capacity)
         window = max(start + rest.length for start, rest in zip(starts, rests, strict=True))
-        causal = (place[:, None] >= place).expand(len(rests), -1, -1)
+        causal = (index[:, None] >= index).expand(len(rests), -1, -1)
         mask = mask_bias(tree_mask(lens, causal, window), embeds.dtype)
         step = AttentionStep(self._cache, rows, columns, mask, window, None)
         self.num_forwards += 1
         return self._run(embeds, stack_positions(rests, longest), step, {}, self._recorded)
 
     def _note(
-        self, places: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None
+        self, indices: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None
     ) -> None:
-        """Store the results of one forward over the prompts `run`, by their indices `places`."""
+        """Store the results of one forward over the prompts `run`, by their `indices`."""
         last = torch.tensor([prefix.length - 1 for prefix in run], device=hidden.device)
         ends = hidden[torch.arange(len(run), device=hidden.device), last]
-        for row, (place, prefix) in enumerate(zip(places, run, strict=True)):
-            self.ends[place] = ends[row]
+        for row, (index, prefix) in enumerate(zip(indices, run, strict=True)):
+            self.ends[index] = ends[row]
             if self._keep_hidden:
-                self.states[place] = hidden[row, : prefix.length]
+                self.states[index] = hidden[row, : prefix.length]
             if received is not None:
-                self.received[place] = received[row, : prefix.length]
+                self.received[index] = received[row, : prefix.length]
 
-    def _at(self, places: Sequence[int], group: Sequence[int]) -> Tensor:
-        """Return the rows of `places[group]`, without a copy if these are all rows in order."""
-        wanted = [places[one] for one in group]
+    def _at(self, indices: Sequence[int], group: Sequence[int]) -> Tensor:
+        """Return the rows of `indices[group]`, without a copy if these are all rows in order."""
+        wanted = [indices[i] for i in group]
         if wanted == list(range(self._rows.shape[0])):
             return self._rows
         return self._rows[torch.tensor(wanted, device=self._rows.device)]
 
-    def _copy(self, sources: Sequence[int], places: Sequence[int], num_columns: int) -> None:
-        """Copy the first `num_columns` KV positions of the rows of prompts `sources` to those of `places`."""
-        there, here = torch.tensor([list(sources), list(places)], device=self._rows.device)
+    def _copy(self, sources: Sequence[int], destinations: Sequence[int], num_columns: int) -> None:
+        """Copy the first `num_columns` KV positions of the rows of prompts `sources` to those of `destinations`."""
+        there, here = torch.tensor([list(sources), list(destinations)], device=self._rows.device)
         self._cache.copy(self._rows[there], self._rows[here], num_columns)

@@ -24,9 +24,9 @@ MAX_MASK = 2**24
 
 @dataclass(frozen=True)
 class Stem:
-    """Common prefix of `length` tokens of the prompts at the indices `places`."""
+    """Common prefix of `length` tokens of the prompts at `indices`."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     length: int
 
 
@@ -50,17 +50,17 @@ class Prefill:
         padded = stack(self.states)
         return padded.view(*self.last.shape[:2], *padded.shape[1:])
 
-    def hidden_of(self, place: int) -> Tensor:
-        """Return the states (R, L, D) of the sample at index `place`; its lanes must have prompts of equal length."""
-        return self._of(self.states, place)
+    def hidden_of(self, index: int) -> Tensor:
+        """Return the states (R, L, D) of the sample `index`; its lanes must have prompts of equal length."""
+        return self._of(self.states, index)
 
-    def features_of(self, place: int) -> Tensor:
-        """Return the features (R, L, F) of the sample at index `place`, as `hidden_of` does."""
-        return self._of(self.features, place)
+    def features_of(self, index: int) -> Tensor:
+        """Return the features (R, L, F) of the sample `index`, as `hidden_of` does."""
+        return self._of(self.features, index)
 
-    def _of(self, by_row: Sequence[Tensor], place: int) -> Tensor:
+    def _of(self, by_row: Sequence[Tensor], index: int) -> Tensor:
         num_lanes = self.last.shape[1]
-        lanes = by_row[place * num_lanes : (place + 1) * num_lanes]
+        lanes = by_row[index * num_lanes : (index + 1) * num_lanes]
         return lanes[0][None] if num_lanes == 1 else torch.stack(tuple(lanes))
 
     def attention_of(self, row: int) -> Tensor | None:
@@ -71,24 +71,24 @@ class Prefill:
 def first_of_each(prefixes: Sequence[Prefix]) -> list[int]:
     """Return for every prompt the index of the first prompt that is the same object."""
     first: dict[int, int] = {}
-    return [first.setdefault(id(prefix), place) for place, prefix in enumerate(prefixes)]
+    return [first.setdefault(id(prefix), index) for index, prefix in enumerate(prefixes)]
 
 
-def find_stems(prefixes: Sequence[Prefix], places: Sequence[int]) -> list[Stem]:
-    """Find stems among the prompts at indices `places` that save more than the additional forward costs.
+def find_stems(prefixes: Sequence[Prefix], indices: Sequence[int]) -> list[Stem]:
+    """Find stems among the prompts at `indices` that save more than the additional forward costs.
 
     The prompts of a stem have equal origins and leading tokens. A stem has at least half of the longest prompt's tokens
     and not all tokens of any prompt. Prompts with padding, or with deepstack features after the stem, have none.
     """
     kin: dict[Hashable, list[int]] = {}
-    for place in places:
-        prefix = prefixes[place]
+    for index in indices:
+        prefix = prefixes[index]
         if prefix.origin is not None and prefix.padding is None:
-            kin.setdefault(prefix.origin, []).append(place)
+            kin.setdefault(prefix.origin, []).append(index)
     stems = []
     for some in kin.values():
-        length = _common_length([prefixes[place] for place in some]) if len(some) > 1 else 0
-        longest = max(prefixes[place].length for place in some)
+        length = _common_length([prefixes[index] for index in some]) if len(some) > 1 else 0
+        longest = max(prefixes[index].length for index in some)
         saves = (len(some) - 1) * length >= MIN_SAVING and length >= longest - length
         if saves and (longest - length) * longest <= MAX_MASK:
             stems.append(Stem(tuple(some), length))
@@ -122,17 +122,17 @@ def group_by_length(
     order = list(range(len(lengths)))
     if max_tokens is None:
         return [order]
-    order.sort(key=lambda place: -lengths[place])
+    order.sort(key=lambda index: -lengths[index])
     groups: list[list[int]] = []
     num_padding = 0
-    for place in order:
+    for index in order:
         if groups:
             longest, size = lengths[groups[-1][0]], len(groups[-1])
-            num_padding += longest - lengths[place]
+            num_padding += longest - lengths[index]
             if longest * (size + 1) <= max_tokens and num_padding <= max_padding:
-                groups[-1].append(place)
+                groups[-1].append(index)
                 continue
-        groups.append([place])
+        groups.append([index])
         num_padding = 0
     # A single group keeps the order of the prompts, so that rows need not be indexed.
     return [sorted(groups[0])] if len(groups) == 1 else groups
@@ -156,7 +156,7 @@ def stack_padding(prefixes: Sequence[Prefix]) -> Tensor | None:
     """Return which tokens (r, L) are padding, right padding included; None if no prompt has padding tokens."""
     if all(prefix.padding is None for prefix in prefixes):
         return None
-    marks = (torch.zeros_like(one.visual) if one.padding is None else one.padding for one in prefixes)
+    marks = (torch.zeros_like(prefix.visual) if prefix.padding is None else prefix.padding for prefix in prefixes)
     return stack(marks, padding=True)
 
 
@@ -169,7 +169,9 @@ def mask_padding(padding: Tensor) -> Tensor:
 
 def stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
     """Concatenate the deepstack features of all rows: (visual tokens of all rows, D) for each of the first layers."""
-    return [torch.cat(layer) for layer in zip(*(one.deepstack for one in prefixes if one.deepstack), strict=True)]
+    return [
+        torch.cat(layer) for layer in zip(*(prefix.deepstack for prefix in prefixes if prefix.deepstack), strict=True)
+    ]
 
 
 class Positioned(Protocol):

@@ -70,17 +70,17 @@ def read_gpt_shape(ref: CheckpointRef) -> GptShape:
     The number of heads is known for published sizes, the grid from published file names; otherwise `config.json` must
     contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
     """
-    found = find_files(ref, weights=False)
-    if found.files:
-        return _check(found, found.shapes(WRAPPERS))[0]
-    return _shape(found, {}, LANTERN if "hidden_size" in found.config else OFFICIAL)
+    checkpoint = find_files(ref, weights=False)
+    if checkpoint.files:
+        return _check(checkpoint, checkpoint.shapes(WRAPPERS))[0]
+    return _shape(checkpoint, {}, LANTERN if "hidden_size" in checkpoint.config else OFFICIAL)
 
 
 def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device) -> Gpt:
     """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
-    found = find_files(ref)
-    tensors = found.tensors(WRAPPERS)
-    shape, layout = _check(found, files.shapes_of(tensors))
+    checkpoint = find_files(ref)
+    tensors = checkpoint.tensors(WRAPPERS)
+    shape, layout = _check(checkpoint, files.shapes_of(tensors))
     gpt = gpt_from_weights(shape, tensors, layout)
     return gpt.to(device=device, dtype=DTYPES.get(dtype, gpt.output.weight.dtype))
 
@@ -89,8 +89,8 @@ def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str
     """Create a GPT in evaluation mode from weights that fit `shape`, with the tensor names of `layout`."""
     with torch.device("meta"):
         gpt = Gpt(shape)
-    kept = {name: value.detach() for name, value in weights.items() if not is_stray(name)}
-    gpt.load_state_dict(to_gpt(kept, shape, layout), strict=True, assign=True)
+    tensors = {name: value.detach() for name, value in weights.items() if not is_stray(name)}
+    gpt.load_state_dict(to_gpt(tensors, shape, layout), strict=True, assign=True)
     return gpt.requires_grad_(False).eval()
 
 
@@ -103,14 +103,14 @@ def revision_of(ref: CheckpointRef) -> str:
     """Return an identifier of GPT or VQ weights: the hub commit, or `sampled_digest` over local files."""
     path = Path(ref.path)
     if ref.is_file:
-        found = [path, *path.parent.glob("config.json")]
+        paths = [path, *path.parent.glob("config.json")]
     elif path.suffix in WEIGHT_SUFFIXES:
         return _fetch(ref).parent.name
     elif not ref.is_folder:
         return files.head_folder(ref, (), weights=False).name
     else:
-        found = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
-    return sampled_digest(found)
+        paths = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
+    return sampled_digest(paths)
 
 
 def _fetch(ref: CheckpointRef) -> Path:
@@ -136,67 +136,67 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     return (pickled[0],)
 
 
-def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]]) -> tuple[GptShape, str]:
+def _check(checkpoint: FoundFiles, shapes: dict[str, tuple[int, ...]]) -> tuple[GptShape, str]:
     """Return shape and layout; raises CheckpointError if config and tensors disagree or tensors are missing."""
     layout = layout_of(shapes)
     if layout is None:
         what = "a VQ model" if "quantize.embedding.weight" in shapes else f"something else ({some_of(shapes)})"
         raise CheckpointError(
-            f"{found.where}: this is {what}, not LlamaGen's GPT: it holds neither tok_embeddings.weight nor "
+            f"{checkpoint.where}: this is {what}, not LlamaGen's GPT: it holds neither tok_embeddings.weight nor "
             "model.embed_tokens.weight"
         )
-    shape = _shape(found, sizes_of(shapes, layout, found.where), layout)
-    kept = {name: size for name, size in shapes.items() if not is_stray(name)}
-    files.expect_shapes(found.where, kept, expected_shapes(shape, layout))
+    shape = _shape(checkpoint, sizes_of(shapes, layout, checkpoint.where), layout)
+    gpt_shapes = {name: size for name, size in shapes.items() if not is_stray(name)}
+    files.expect_shapes(checkpoint.where, gpt_shapes, expected_shapes(shape, layout))
     return shape, layout
 
 
-def _shape(found: FoundFiles, stored: dict[str, Any], layout: str) -> GptShape:
+def _shape(checkpoint: FoundFiles, stored: dict[str, Any], layout: str) -> GptShape:
     """Create the shape from sizes of the tensors and the configuration, which takes precedence."""
-    configured = _translate(found) if layout == LANTERN else _configured(found)
+    configured = _translate(checkpoint) if layout == LANTERN else _configured(checkpoint)
     for name, value in stored.items():
         if name != "num_heads" and configured.get(name, value) != value:
             raise CheckpointError(
-                f"{found.where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
+                f"{checkpoint.where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
             )
-    names = [match for file in found.files if (match := _PUBLISHED_NAME.fullmatch(file.name))]
+    names = [match for file in checkpoint.files if (match := _PUBLISHED_NAME.fullmatch(file.name))]
     merged = ({"grid": int(names[0][1]) // _PIXELS_PER_CODE} if names else {}) | stored | configured
     if merged.get("grid") is None:
         raise CheckpointError(
-            f"{found.where}: the number of codes per image side is unknown; config.json in the same folder must give "
-            '"grid" (16 for 256 px, 24 for 384 px, 32 for 512 px)'
+            f"{checkpoint.where}: the number of codes per image side is unknown; config.json in the same folder must "
+            'give "grid" (16 for 256 px, 24 for 384 px, 32 for 512 px)'
         )
     if "num_heads" not in merged:
         raise CheckpointError(
-            f"{found.where}: {merged.get('dim')} wide with {merged.get('num_layers')} layers is no published size, and "
-            'the number of heads cannot be read from weights; config.json must give "num_heads"'
+            f"{checkpoint.where}: {merged.get('dim')} wide with {merged.get('num_layers')} layers is no published "
+            'size, and the number of heads cannot be read from weights; config.json must give "num_heads"'
         )
     if missing := [field.name for field in fields(GptShape)[:8] if field.name not in merged]:
-        raise CheckpointError(f"{found.where}: config.json does not give {missing[0]}")
+        raise CheckpointError(f"{checkpoint.where}: config.json does not give {missing[0]}")
     try:
         return GptShape(**merged)
     except ValueError as error:
-        raise CheckpointError(f"{found.where}: {error}") from None
+        raise CheckpointError(f"{checkpoint.where}: {error}") from None
 
 
-def _configured(found: FoundFiles) -> dict[str, Any]:
+def _configured(checkpoint: FoundFiles) -> dict[str, Any]:
     """Return the fields of `GptShape` in `config.json`; empty without a file."""
-    if not found.config:
+    if not checkpoint.config:
         return {}
-    if (kind := found.config.get("model_type")) != GPT_TYPE:
+    if (kind := checkpoint.config.get("model_type")) != GPT_TYPE:
         raise CheckpointError(
-            f"{found.where}: config.json beside it is of {kind!r}, but the weights are LlamaGen's; it must say "
+            f"{checkpoint.where}: config.json beside it is of {kind!r}, but the weights are LlamaGen's; it must say "
             f'"model_type": "{GPT_TYPE}", or not be there'
         )
-    sizes = {name: value for name, value in found.config.items() if name != "model_type"}
+    sizes = {name: value for name, value in checkpoint.config.items() if name != "model_type"}
     if unknown := sorted(sizes.keys() - {field.name for field in fields(GptShape)}):
-        raise CheckpointError(f"{found.where}: config.json gives {unknown[0]}, which no LlamaGen has")
+        raise CheckpointError(f"{checkpoint.where}: config.json gives {unknown[0]}, which no LlamaGen has")
     return sizes
 
 
-def _translate(found: FoundFiles) -> dict[str, Any]:
+def _translate(checkpoint: FoundFiles) -> dict[str, Any]:
     """Convert LANTERN's `config.json`, a Llama config with additional fields, to fields of `GptShape`."""
-    config, where = found.config, found.where
+    config, where = checkpoint.config, checkpoint.where
     needed = ("num_attention_heads", "rms_norm_eps", "block_size")
     if missing := [name for name in needed if name not in config]:
         raise CheckpointError(f"{where}: config.json, as LANTERN writes it, has to give {missing[0]}")

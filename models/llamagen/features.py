@@ -32,9 +32,9 @@ def check_features(values: Any, condition_dim: int, max_tokens: int) -> NDArray[
     if not 1 <= len(features) <= max_tokens:
         raise FeaturesError(f"{len(features)} features, one per token; the model takes 1 to {max_tokens}")
     with np.errstate(over="ignore"):
-        found = features.astype(np.float32)
-    if not np.isfinite(found).all():
+        matrix = features.astype(np.float32)
+    if not np.isfinite(matrix).all():
         raise FeaturesError("the features hold values that are not finite in float32")
-    if padding := int((found == 0).all(axis=1).sum()):
-        raise FeaturesError(f"{padding} of the features' {len(found)} rows are zeros, as only padding is: cut it off")
-    return found
+    if padding := int((matrix == 0).all(axis=1).sum()):
+        raise FeaturesError(f"{padding} of the features' {len(matrix)} rows are zeros, as only padding is: cut it off")
+    return matrix

@@ -88,46 +88,46 @@ def to_gpt(tensors: dict[str, Tensor], shape: GptShape, layout: str) -> dict[str
     parts: dict[str, list[str]] = {}
     for ours, theirs in _names(shape, layout).items():
         parts.setdefault(theirs, []).append(ours)
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for theirs, names in parts.items():
         for name, value in zip(names, tensors.pop(theirs).chunk(len(names)), strict=True):
             if name.endswith(_TURNED):
                 value = split_pairs(value, shape.num_heads)
             # A copy, or the value projection would keep the whole fused matrix alive.
-            found[name] = value.clone() if name.endswith("v_proj.weight") else value
-    return found
+            state[name] = value.clone() if name.endswith("v_proj.weight") else value
+    return state
 
 
 def from_gpt(state: Mapping[str, Tensor], shape: GptShape, layout: str = OFFICIAL) -> dict[str, Tensor]:
     """Convert the GPT's state dict to tensors of a layout, in its order of rotary pairs."""
-    found: dict[str, list[Tensor]] = {}
+    groups: dict[str, list[Tensor]] = {}
     for ours, theirs in _names(shape, layout).items():
         value = join_pairs(state[ours], shape.num_heads) if ours.endswith(_TURNED) else state[ours]
-        found.setdefault(theirs, []).append(value)
-    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in found.items()}
+        groups.setdefault(theirs, []).append(value)
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in groups.items()}
 
 
-def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
+def sizes_of(shapes: Shapes, layout: str, where: str) -> dict[str, Any]:
     """Infer fields of `GptShape` from names and shapes; `num_heads` only for published sizes, and no `grid`."""
     prefix = "model." if layout == LANTERN else ""
     inner = f"{prefix}layers.0.{'mlp.gate_proj' if layout == LANTERN else 'feed_forward.w1'}.weight"
-    numbers = [re.fullmatch(rf"{re.escape(prefix)}layers\.(\d+)\..*", name) for name in found]
+    numbers = [re.fullmatch(rf"{re.escape(prefix)}layers\.(\d+)\..*", name) for name in shapes]
     num_layers = len({number[1] for number in numbers if number})
-    vocab_size, dim = _matrix(found, _OUTSIDE["embed_tokens.weight"][layout == LANTERN], where)
-    ffn_dim, _ = _matrix(found, inner, where)
+    vocab_size, dim = _matrix(shapes, _OUTSIDE["embed_tokens.weight"][layout == LANTERN], where)
+    ffn_dim, _ = _matrix(shapes, inner, where)
     sizes: dict[str, Any] = {"dim": dim, "vocab_size": vocab_size, "num_layers": num_layers, "ffn_dim": ffn_dim}
-    if prefix + _NULL in found:
-        columns, condition_dim = _matrix(found, prefix + _NULL, where)
+    if prefix + _NULL in shapes:
+        columns, condition_dim = _matrix(shapes, prefix + _NULL, where)
         sizes |= {"condition": "text", "num_condition_tokens": columns, "condition_dim": condition_dim}
     else:
-        rows, _ = _matrix(found, prefix + _CLASS, where)
+        rows, _ = _matrix(shapes, prefix + _CLASS, where)
         sizes |= {"condition": "class", "num_condition_tokens": 1, "num_classes": rows - 1}
     num_heads = PUBLISHED_HEADS.get((dim, num_layers))
     return sizes | ({"num_heads": num_heads} if num_heads else {})
 
 
-def _matrix(found: Shapes, name: str, where: str) -> tuple[int, int]:
-    size = found.get(name)
+def _matrix(shapes: Shapes, name: str, where: str) -> tuple[int, int]:
+    size = shapes.get(name)
     if size is None:
         raise CheckpointError(f"{where}: {name} is missing; is the file complete?")
     if len(size) != 2 or min(size) < 1:

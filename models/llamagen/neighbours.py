@@ -63,7 +63,7 @@ def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -
     numbers = torch.arange(len(codes))
     num_bits = (len(codes) - 1).bit_length()
     rows_at_once = max(1, _DISTANCES_AT_ONCE // len(codes))
-    found = []
+    neighbours = []
     for first in range(0, len(codes), rows_at_once):
         rows = numbers[first : first + rows_at_once]
         # Differences instead of a matrix multiplication, which rounds equal distances apart.
@@ -71,8 +71,8 @@ def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -
         distance[torch.arange(len(rows)), rows] = torch.inf
         # Non-negative numbers sort like their bits; the lowest ones are replaced by the code's number to rank ties.
         key = (distance.view(torch.int64) >> num_bits << num_bits) | numbers
-        found.append(key.topk(num_neighbours, dim=-1, largest=False, sorted=True).values & ((1 << num_bits) - 1))
-    return torch.cat(found)
+        neighbours.append(key.topk(num_neighbours, dim=-1, largest=False, sorted=True).values & ((1 << num_bits) - 1))
+    return torch.cat(neighbours)
 
 
 def _drawn_codes(num_codes: int, num_neighbours: int, seed: int) -> Tensor:

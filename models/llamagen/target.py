@@ -53,8 +53,8 @@ class LlamaGenTarget(TargetModel):
         """Encode the prompt, or `condition` if it is set, as one prefix per lane; raises PromptError."""
         assert inputs is None, "an image model has no processor"
         if images or videos:
-            shown = f"{len(images)} image(s) and {len(videos)} video(s)"
-            raise PromptError(f"the model makes images from text or a label, but the sample has {shown}")
+            counts = f"{len(images)} image(s) and {len(videos)} video(s)"
+            raise PromptError(f"the model makes images from text or a label, but the sample has {counts}")
         with torch.inference_mode():
             if self.gpt.shape.condition == "class":
                 return self._class_lanes(prompt, condition)

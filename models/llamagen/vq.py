@@ -95,7 +95,7 @@ class VqLevel(nn.Module):
     ) -> None:
         super().__init__()
         widths = [width_in] + [width_out] * num_blocks
-        self.res = nn.ModuleList(VqResBlock(one, other) for one, other in pairwise(widths))
+        self.res = nn.ModuleList(VqResBlock(width, next_width) for width, next_width in pairwise(widths))
         self.attn = nn.ModuleList(AttentionBlock(width_out) for _ in range(num_blocks if attends else 0))
         if resample is not None:
             # The two directions have two names in the public files.
@@ -179,8 +179,8 @@ class Codebook(nn.Module):
         """Return the ids (…) of the codes with the highest cosine to latents (…, code_dim); the lowest id in a tie."""
         flat = F.normalize(latents.float(), dim=-1).reshape(-1, latents.shape[-1])
         codes = self.directions().mT.contiguous()
-        found = [(part @ codes).argmax(-1) for part in torch.split(flat, _LATENTS_AT_ONCE)]
-        return torch.cat(found).reshape(latents.shape[:-1])
+        ids = [(part @ codes).argmax(-1) for part in torch.split(flat, _LATENTS_AT_ONCE)]
+        return torch.cat(ids).reshape(latents.shape[:-1])
 
 
 class Vq(nn.Module):
@@ -214,8 +214,8 @@ class Vq(nn.Module):
             raise ValueError(
                 f"pixels must be (images, 3, height, width) with sides that {factor} divides, not {list(pixels.shape)}"
             )
-        found: Tensor = self.quant_conv(self.encoder(pixels.to(self.dtype)))
-        return found.permute(0, 2, 3, 1)
+        latents: Tensor = self.quant_conv(self.encoder(pixels.to(self.dtype)))
+        return latents.permute(0, 2, 3, 1)
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
@@ -233,9 +233,9 @@ class Vq(nn.Module):
         codes = codes.long()
         outside = (codes < 0) | (codes >= self.shape.codebook_size)
         if outside.any():
-            place = outside.nonzero()[0].tolist()
+            index = outside.nonzero()[0].tolist()
             raise ValueError(
-                f"code {int(codes[tuple(place)])} at image, row, column {place} is outside the codebook of "
+                f"code {int(codes[tuple(index)])} at image, row, column {index} is outside the codebook of "
                 f"{self.shape.codebook_size} codes: they were drawn for another VQ model"
             )
         return self.render(self.quantize.directions()[codes])

@@ -30,8 +30,8 @@ _CODEBOOK = "quantize.embedding.weight"
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
     """Read the shape of a VQ checkpoint from its tensors."""
-    found = find_files(ref)
-    return _check(found.where, found.shapes(WRAPPERS))
+    checkpoint = find_files(ref)
+    return _check(checkpoint.where, checkpoint.shapes(WRAPPERS))
 
 
 def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size: int | None = None) -> Vq:
@@ -39,19 +39,19 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
 
     Raises CheckpointError if `codebook_size`, that of the GPT whose codes are decoded, differs.
     """
-    found = find_files(ref)
-    tensors = found.tensors(WRAPPERS)
-    shape = _check(found.where, shapes_of(tensors))
+    checkpoint = find_files(ref)
+    tensors = checkpoint.tensors(WRAPPERS)
+    shape = _check(checkpoint.where, shapes_of(tensors))
     if codebook_size is not None and shape.codebook_size != codebook_size:
         raise CheckpointError(
-            f"{found.where}: its codebook has {shape.codebook_size} codes, but the GPT draws from {codebook_size}: the "
-            "two were not trained together"
+            f"{checkpoint.where}: its codebook has {shape.codebook_size} codes, but the GPT draws from "
+            f"{codebook_size}: the two were not trained together"
         )
     with torch.device("meta"):
         vq = Vq(shape)
-    kept = {name: value.detach() for name, value in tensors.items() if not _STRAY.match(name)}
-    kept.setdefault(_USED, torch.zeros(NUM_USED))
-    vq.load_state_dict(kept, strict=True, assign=True)
+    state = {name: value.detach() for name, value in tensors.items() if not _STRAY.match(name)}
+    state.setdefault(_USED, torch.zeros(NUM_USED))
+    vq.load_state_dict(state, strict=True, assign=True)
     return vq.to(device=device, dtype=DTYPES.get(dtype, vq.dtype)).requires_grad_(False).eval()
 
 
@@ -63,9 +63,9 @@ def save_vq(vq: Vq, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 def _check(where: str, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
     """Return the shape; raises CheckpointError if these are not the tensors of a VQ model or some are missing."""
-    kept = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
+    vq_shapes = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
     try:
-        shape = VqShape(**_sizes_of(kept))
+        shape = VqShape(**_sizes_of(vq_shapes))
     except (KeyError, IndexError, ZeroDivisionError):
         raise CheckpointError(
             f"{where}: this is no VQ model of LlamaGen's family: it holds {some_of(shapes)}"
@@ -74,9 +74,9 @@ def _check(where: str, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
         raise CheckpointError(f"{where}: {error}") from None
     with torch.device("meta"):
         expected = shapes_of(Vq(shape).state_dict())
-    if _USED not in kept:
+    if _USED not in vq_shapes:
         del expected[_USED]
-    expect_shapes(where, kept, expected)
+    expect_shapes(where, vq_shapes, expected)
     return shape
 
 

@@ -53,14 +53,14 @@ class AttentionCalls:
     """Attention calls of the models that run under `recorded`."""
 
     calls: list[AttentionCall] = field(default_factory=list)
-    made: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
+    masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
 
     def rule_of(self, mask: Tensor | None) -> MaskFunction | None:
         """Return the function that made a mask or the mask of which it is a view; None if it is unknown."""
         if mask is None:
             return _causal
-        for made, rule in self.made:
-            if made.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr():
+        for known, rule in self.masks:
+            if known.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr():
                 return rule
         return None
 
@@ -141,7 +141,7 @@ def _make_mask(**options: Any) -> Tensor:
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     mask: Tensor = sdpa_mask(**options)
     if (calls := _current.get()) is not None:
-        calls.made.append((mask, options.get("mask_function", _causal)))
+        calls.masks.append((mask, options.get("mask_function", _causal)))
     return mask
 
 

@@ -89,8 +89,8 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
 
     Raises CheckpointError if the architecture is unknown, a key is refused, or the weights cannot fill the sizes.
     """
-    folder, found = _checked(ref)
-    settings = found.get("config.json")
+    folder, settings_by_path = _checked(ref)
+    settings = settings_by_path.get("config.json")
     if settings is None:
         raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
     kind = settings.get("model_type")

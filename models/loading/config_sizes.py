@@ -79,8 +79,8 @@ def check_processor_sizes(settings: Mapping[str, Any], file: str) -> None:
         return
     for path, owner in walk(dict(settings)):
         if path[-1:] == ("added_tokens_decoder",) or file == "added_tokens.json":
-            ids = [str(one) for one in (*owner, *owner.values()) if isinstance(one, (int, str))]
-            if wrong := [one for one in ids if one.isdecimal() and (len(one) > 8 or int(one) >= TOKEN_IDS)]:
+            ids = [str(value) for value in (*owner, *owner.values()) if isinstance(value, (int, str))]
+            if wrong := [entry for entry in ids if entry.isdecimal() and (len(entry) > 8 or int(entry) >= TOKEN_IDS)]:
                 raise SizeRefused(f"its {file} has the token id {wrong[0][:80]}, and ids are below {TOKEN_IDS:,}")
             continue
         _check_limits(owner, path, file, PROCESSOR_LIMITS)
@@ -90,11 +90,11 @@ def _check_limits(
     owner: Mapping[str, Any], path: tuple[str, ...], file: str, limits: tuple[tuple[re.Pattern[str], int, str], ...]
 ) -> None:
     for key, value in _numbers(owner):
-        found = next(((limit, what) for pattern, limit, what in limits if pattern.fullmatch(key)), None)
-        if found is not None and abs(value) > found[0]:
+        bound = next(((limit, what) for pattern, limit, what in limits if pattern.fullmatch(key)), None)
+        if bound is not None and abs(value) > bound[0]:
             dotted = ".".join((*path, key))[:200]
             raise SizeRefused(
-                f"its {file} sets {dotted} to {value:,}, and at most {found[0]:,} {found[1]} are possible"
+                f"its {file} sets {dotted} to {value:,}, and at most {bound[0]:,} {bound[1]} are possible"
             )
 
 
@@ -102,8 +102,8 @@ def _check_parameters(settings: Mapping[str, Any], stored: Stored, file: str) ->
     """Compare a lower bound of the parameters that a configuration asks for with the stored elements."""
     needed = sum(_least_parameters(owner) for _, owner in walk(dict(settings)))
     is_quantized = any("quantization_config" in owner for _, owner in walk(dict(settings)))
-    held = stored.num_bytes * PARAMETERS_PER_BYTE if is_quantized else stored.num_elements
-    if needed > EXCESS * held + MIN_ELEMENTS:
+    num_stored = stored.num_bytes * PARAMETERS_PER_BYTE if is_quantized else stored.num_elements
+    if needed > EXCESS * num_stored + MIN_ELEMENTS:
         raise SizeRefused(
             f"its {file} asks for {needed:,} parameters or more, and its weights have {stored.num_elements:,} numbers"
         )

@@ -42,7 +42,7 @@ def check_decoder(
     """
     config: Any = decoder.config
     types = [getattr(module, "rope_type", None) for module in decoder.modules()]
-    kinds = {str(kind) for one in types for kind in (one.values() if isinstance(one, dict) else [one])}
+    kinds = {str(kind) for value in types for kind in (value.values() if isinstance(value, dict) else [value])}
     if unsupported := sorted(kinds & LENGTH_DEPENDENT):
         raise CheckpointError(
             f"{name}: cannot be run: its rotary positions are of type {' and '.join(unsupported)}, whose table "
@@ -54,7 +54,7 @@ def check_decoder(
     ids = torch.arange(NUM_TOKENS, device=next(decoder.parameters()).device)[None]
     rotary = _Rotary(decoder)
     try:
-        with torch.inference_mode(), recorded(decoder) as seen, rotary:
+        with torch.inference_mode(), recorded(decoder) as recording, rotary:
             embeds = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
             marked = {MARK: True}
             out = decoder(inputs_embeds=embeds, position_ids=ids, attention_mask=None, use_cache=False, **marked)
@@ -64,12 +64,14 @@ def check_decoder(
     except Exception as error:  # unknown architectures may raise any error on these arguments
         raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
     limit = None
-    reason = _unsupported(model, seen.calls, rotary, UNLIMITED_TOKENS)
+    reason = _unsupported(model, recording.calls, rotary, UNLIMITED_TOKENS)
     if reason and max_context_tokens is not None:
-        limit, reason = max_context_tokens, _unsupported(model, seen.calls, rotary, max_context_tokens)
+        limit, reason = max_context_tokens, _unsupported(model, recording.calls, rotary, max_context_tokens)
     if reason:
         raise _refusal(name, reason)
-    if missing := sorted(set(range(config.num_hidden_layers)) - {call.layer for call in seen.calls if call.is_marked}):
+    if missing := sorted(
+        set(range(config.num_hidden_layers)) - {call.layer for call in recording.calls if call.is_marked}
+    ):
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
     finite = ours.isfinite() & theirs.isfinite()
     difference = (ours - theirs).abs()[finite]
@@ -113,14 +115,15 @@ def _unsupported(model: nn.Module, calls: Sequence[AttentionCall], rotary: _Rota
         limits = [first_hidden(rule, num_tokens, device) for rule, device in rules.items()]
     except Exception as error:  # functions of models may index tensors of the length of the prompt
         return f"its attention uses masks that depend on more than positions ({first_line(error)})"
-    if found := min((limit for limit in limits if limit is not None), default=None):
-        return f"its attention uses a sliding window or chunks: masks hide earlier tokens in contexts of {found} tokens"
+    if shortest := min((limit for limit in limits if limit is not None), default=None):
+        cause = "a sliding window or chunks: masks hide earlier tokens"
+        return f"its attention uses {cause} in contexts of {shortest} tokens"
     config: Any = model.config
     cache: Any = DynamicCache(config=config.get_text_config(decoder=True))
     windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
-    kept = min((window for window in windows if window is not None), default=num_tokens)
-    if kept < num_tokens:
-        return f"the KV cache of its `generate` keeps a window of {kept} tokens"
+    num_kept = min((window for window in windows if window is not None), default=num_tokens)
+    if num_kept < num_tokens:
+        return f"the KV cache of its `generate` keeps a window of {num_kept} tokens"
     if rotary.depends_on_length(num_tokens - 1):
         return "its rotary positions depend on the longest row of a batch"
     return None

@@ -31,36 +31,36 @@ def balance(first_bytes: int, layer_bytes: Sequence[int], num_devices: int) -> t
 
 def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int, ...]:
     """Return the device index of each layer if each device is filled up to `size` bytes before the next."""
-    place, num_used, places = 0, first_bytes, []
+    index, num_used, indices = 0, first_bytes, []
     for needed in layer_bytes:
         if num_used + needed > size:
-            place, num_used = place + 1, 0
+            index, num_used = index + 1, 0
         num_used += needed
-        places.append(place)
-    return tuple(places)
+        indices.append(index)
+    return tuple(indices)
 
 
 def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device], reserved_bytes: int = 0) -> None:
     """Move a model to several devices; other models use `reserved_bytes` of the first device."""
     layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
     sizes = [num_bytes(layer) for layer in layers]
-    places = balance(reserved_bytes + num_bytes(model) - sum(sizes), sizes, len(devices))
-    for layer, place in zip(layers, places, strict=True):
-        layer.to(devices[place])
+    indices = balance(reserved_bytes + num_bytes(model) - sum(sizes), sizes, len(devices))
+    for layer, index in zip(layers, indices, strict=True):
+        layer.to(devices[index])
     decoder.layers = nn.ModuleList()  # so that only the other modules move; the order of modules is kept
     model.to(devices[0])
     decoder.layers = layers
-    connect(list(layers), [devices[place] for place in places], devices[0])
+    connect(list(layers), [devices[index] for index in indices], devices[0])
 
 
-def connect(layers: Sequence[nn.Module], places: Sequence[torch.device], first: torch.device) -> None:
+def connect(layers: Sequence[nn.Module], devices: Sequence[torch.device], first: torch.device) -> None:
     """Register hooks that move inputs to the device of each layer, and the last layer's output to `first`."""
 
-    def fetch(place: torch.device, _layer: nn.Module, args: Any, kwargs: Any) -> Any:
-        return moved(args, place), moved(kwargs, place)
+    def fetch(device: torch.device, _layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        return moved(args, device), moved(kwargs, device)
 
-    for layer, place in zip(layers, places, strict=True):
-        layer.register_forward_pre_hook(partial(fetch, place), with_kwargs=True)
+    for layer, device in zip(layers, devices, strict=True):
+        layer.register_forward_pre_hook(partial(fetch, device), with_kwargs=True)
     layers[-1].register_forward_hook(lambda _layer, _args, output: moved(output, first))
 
 

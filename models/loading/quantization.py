@@ -136,10 +136,10 @@ def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
         # Inputs that quantization represents exactly.
         ones = torch.ones(2, BLOCK, device=device, dtype=dtype)
         with torch.inference_mode():
-            found, wanted = layer(ones).float(), ones.float() @ layer.dequantised().T + linear.bias.float()
+            output, expected = layer(ones).float(), ones.float() @ layer.dequantised().T + linear.bias.float()
     except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return f"torch {torch.__version__} has no kernel for them with {name} on {device} ({reason})"
-    if not torch.allclose(found, wanted, rtol=0.02, atol=0.02):
+    if not torch.allclose(output, expected, rtol=0.02, atol=0.02):
         return f"the kernel of torch {torch.__version__} is wrong with {name} on {device}"
     return None

@@ -36,7 +36,7 @@ def check_folder(folder: Path, allow_remote_code: bool = False) -> dict[str, dic
 
     Raises: SettingsRefused for files that are not regular, too large, not strict JSON, or set a refused key.
     """
-    found: dict[str, dict[str, Any]] = {}
+    settings_by_path: dict[str, dict[str, Any]] = {}
     try:
         for file in checked_files(folder):
             if reason := FORBIDDEN_FILES.get(file.name):
@@ -45,12 +45,12 @@ def check_folder(folder: Path, allow_remote_code: bool = False) -> dict[str, dic
                 settings = read_settings(file)
                 treat(settings, file.name, allow_remote_code)
                 check_processor_sizes(settings, file.name)
-                found[file.relative_to(folder).as_posix()] = settings
+                settings_by_path[file.relative_to(folder).as_posix()] = settings
             elif file.name in TABLES and file.suffix == ".json":
                 _expect_table(file)
     except (KeyRefused, SizeRefused) as error:
         raise SettingsRefused(str(error)) from None
-    return found
+    return settings_by_path
 
 
 def read_settings(file: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
@@ -81,15 +81,15 @@ def checked_files(folder: Path) -> Iterator[Path]:
     their own; SettingsRefused if one is not a regular file, or too large for settings."""
     count = 0
     folders = [folder]
-    for place in folders:
-        for file in place.iterdir():
+    for directory in folders:
+        for file in directory.iterdir():
             count += 1
             if count > MAX_FILES:
                 raise SettingsRefused(f"it holds more than {MAX_FILES:,} files")
             if file.name.endswith((*SETTINGS_SUFFIXES, *WEIGHT_SUFFIXES)):
                 _expect_file(file)
                 yield file
-            elif place is folder and (file.name == TEMPLATES or "tokenizer" in file.name) and file.is_dir():
+            elif directory is folder and (file.name == TEMPLATES or "tokenizer" in file.name) and file.is_dir():
                 folders.append(file)
 
 

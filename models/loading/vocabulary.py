@@ -67,9 +67,9 @@ class SlicedHead(nn.Module):
         """
         if token_ids.tolist() == list(range(vocab_size)):
             return rows
-        places = torch.nonzero(token_ids < vocab_size).flatten()
-        some = rows if len(places) == len(token_ids) else _some_rows(rows, places)
-        return SlicedHead(some, token_ids[places], vocab_size)
+        indices = torch.nonzero(token_ids < vocab_size).flatten()
+        some = rows if len(indices) == len(token_ids) else _some_rows(rows, indices)
+        return SlicedHead(some, token_ids[indices], vocab_size)
 
     def with_rows(self, rows: nn.Module) -> SlicedHead:
         """Return the same slice with another layer for its logits, which has equal weights."""
@@ -82,18 +82,18 @@ class SlicedHead(nn.Module):
         return out.index_copy_(-1, self.token_ids, few)
 
 
-def _some_rows(head: nn.Linear, places: Tensor) -> nn.Linear:
-    """Return a linear layer with copies of the rows `places` of `head`."""
-    rows = nn.Linear(head.in_features, len(places), bias=head.bias is not None, device="meta")
-    rows.weight = nn.Parameter(head.weight.detach()[places], requires_grad=False)
+def _some_rows(head: nn.Linear, indices: Tensor) -> nn.Linear:
+    """Return a linear layer with copies of the rows `indices` of `head`."""
+    rows = nn.Linear(head.in_features, len(indices), bias=head.bias is not None, device="meta")
+    rows.weight = nn.Parameter(head.weight.detach()[indices], requires_grad=False)
     if head.bias is not None:
-        rows.bias = nn.Parameter(head.bias.detach()[places], requires_grad=False)
+        rows.bias = nn.Parameter(head.bias.detach()[indices], requires_grad=False)
     return rows
 
 
 def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> None:
     """Write a token list, most frequent token first; `texts_of` describes the counted texts."""
-    rows = ",\n".join(json.dumps([one.token_id, one.token, one.count]) for one in _by_count(tokens))
+    rows = ",\n".join(json.dumps([entry.token_id, entry.token, entry.count]) for entry in _by_count(tokens))
     part = path.with_name(path.name + ".part")
     part.write_text(f'{{"counted": {json.dumps(texts_of)},\n"tokens": [\n{rows}\n]}}\n', encoding="utf-8")
     part.replace(path)
@@ -106,12 +106,12 @@ def _writer() -> str:
 def read_tokens(path: str) -> list[TokenCount]:
     """Read a token list, most frequent token first; raises VocabularyError for files that are none."""
     try:
-        found = parse_json(read_regular(path, MAX_FILE_BYTES), MAX_FILE_VALUES)
+        content = parse_json(read_regular(path, MAX_FILE_BYTES), MAX_FILE_VALUES)
     except OSError as error:
         raise VocabularyError(f"{path}: it cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise VocabularyError(f"{path}: it is no JSON, so not what {_writer()} writes") from None
-    rows = found.get("tokens") if isinstance(found, dict) else None
+    rows = content.get("tokens") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
         raise VocabularyError(f"{path}: it holds no tokens; {_writer()} writes such files")
     tokens = []
@@ -121,10 +121,10 @@ def read_tokens(path: str) -> list[TokenCount]:
                 tokens.append(TokenCount(token_id, token, count))
             case _:
                 raise VocabularyError(f"{path}: tokens[{number}] is {json.dumps(row)[:80]}, not [id, token, count]")
-    if len({one.token_id for one in tokens}) < len(tokens):
+    if len({entry.token_id for entry in tokens}) < len(tokens):
         raise VocabularyError(f"{path}: it names a token id twice")
     return _by_count(tokens)
 
 
 def _by_count(tokens: Iterable[TokenCount]) -> list[TokenCount]:
-    return sorted(tokens, key=lambda one: (-one.count, one.token_id))
+    return sorted(tokens, key=lambda entry: (-entry.count, entry.token_id))

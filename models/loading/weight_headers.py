@@ -126,11 +126,11 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
 
 def stored_of(tensors: Iterable[Mapping[str, StoredTensor]]) -> Stored:
     """Count the tensors of several headers; HeaderError if there are more than `MAX_TENSORS`."""
-    found = [tensor for header in tensors for tensor in header.values()]
-    if len(found) > MAX_TENSORS:
-        raise HeaderTooLarge(f"its headers name {len(found):,} tensors, and at most {MAX_TENSORS:,} are read")
-    elements, num_bytes = (sum(sizes) for sizes in ([t.num_elements for t in found], [t.num_bytes for t in found]))
-    return Stored(len(found), elements, num_bytes)
+    stored = [tensor for header in tensors for tensor in header.values()]
+    if len(stored) > MAX_TENSORS:
+        raise HeaderTooLarge(f"its headers name {len(stored):,} tensors, and at most {MAX_TENSORS:,} are read")
+    elements, num_bytes = (sum(sizes) for sizes in ([t.num_elements for t in stored], [t.num_bytes for t in stored]))
+    return Stored(len(stored), elements, num_bytes)
 
 
 def stored_weights(folder: Path) -> Stored | None:

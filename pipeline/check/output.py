@@ -115,15 +115,15 @@ def _check_shards(
     output: OutputDir, manifest: Manifest | None, views: list[OutputDir], problems: list[str]
 ) -> OutputCheck:
     """Check every shard, and compare the ids of all of them."""
-    found = [
+    checks = [
         _check_one(view, manifest, []) if manifest is None or view.list_attempts() else _not_started(view, manifest)
         for view in views
     ]
-    counts = [one.num_missing for one in found]
+    counts = [check.num_missing for check in checks]
 
     def lines(of: Callable[[OutputCheck], list[str]]) -> list[str]:
         names = [view.shard.number if manifest is None else view.shard for view in views]
-        return [f"shard {name}: {line}" for name, one in zip(names, found, strict=True) for line in of(one)]
+        return [f"shard {name}: {line}" for name, check in zip(names, checks, strict=True) for line in of(check)]
 
     known = {
         f"{folder}/{view.prefix}{name}" for view in views for folder in FOLDERS for name in view.list_files(folder)
@@ -132,19 +132,19 @@ def _check_shards(
     return OutputCheck(
         None if manifest is None else manifest.num_files,
         None if manifest is None else manifest.num_samples,
-        {folder: sum(one.num_rows[folder] for one in found) for folder in FOLDERS},
+        {folder: sum(check.num_rows[folder] for check in checks) for folder in FOLDERS},
         None if None in counts else sum(count or 0 for count in counts),
-        [name for one in found for name in one.missing][:MAX_NAMED],
+        [name for check in checks for name in check.missing][:MAX_NAMED],
         [
             *problems,
-            *lines(lambda one: one.problems),
+            *lines(lambda check: check.problems),
             *(f"{name}: it belongs to no shard" for name in unknown),
             *_ids_twice(output),
             *problems_of_records(output),
         ],
-        lines(lambda one: one.waiting),
-        "\n".join(lines(lambda one: [one.verified] if one.verified else [])),
-        lines(lambda one: one.limited),
+        lines(lambda check: check.waiting),
+        "\n".join(lines(lambda check: [check.verified] if check.verified else [])),
+        lines(lambda check: check.limited),
     )
 
 
@@ -165,29 +165,29 @@ def _check_one(output: OutputDir, manifest: Manifest | None, problems: list[str]
     fingerprints = {
         number: None if record is None else str(record.get("config_fingerprint")) for number, record in records.items()
     }
-    record = next((one for _, one in sorted(records.items(), reverse=True) if one is not None), {})
+    record = next((record for _, record in sorted(records.items(), reverse=True) if record is not None), {})
     verified = verify(output, is_tolerant=True)
     num_missing, missing, waiting, left_out = None, list[str](), list[str](), list[str]()
     if manifest is None:
         strange, num_rows = _strange_files(output, fingerprints, verified)
     else:
         rows, unrecorded = _rows_per_sample(output, record), verified.unrecorded
-        found = take_inventory(output, manifest, rows, fingerprints, verified.problems, unrecorded=unrecorded)
-        strange, num_rows, limit = found.strange, found.num_rows, record.get("limit")
-        done = found.accounts.done()
+        inventory = take_inventory(output, manifest, rows, fingerprints, verified.problems, unrecorded=unrecorded)
+        strange, num_rows, limit = inventory.strange, inventory.num_rows, record.get("limit")
+        done = inventory.accounts.done()
         planned = _planned(manifest, done, limit, output.shard)
         num_missing, missing = _missing(manifest, done, planned)
         left_out = [] if limit is None else _limited(manifest, done, planned, limit, output.shard)
         waiting = [
-            *(f"{one.relative}: {one.num_rows} rows to be published" for one in found.spooled),
-            *(f"{name}: its rows are published" for name in found.spent),
-            *(f"{name}: {int(mask.sum())} errors have a result" for name, mask in found.superseded.items()),
+            *(f"{file.relative}: {file.num_rows} rows to be published" for file in inventory.spooled),
+            *(f"{name}: its rows are published" for name in inventory.spent),
+            *(f"{name}: {int(mask.sum())} errors have a result" for name, mask in inventory.superseded.items()),
         ]
-        problems = [*(f"{name}: {doubled_rows(ids)}" for name, ids in found.doubled.items()), *problems]
+        problems = [*(f"{name}: {doubled_rows(ids)}" for name, ids in inventory.doubled.items()), *problems]
     problems = [
-        *(f"{one.relative}: {one.problem}" for one in strange),
+        *(f"{file.relative}: {file.problem}" for file in strange),
         *problems,
-        *_wrong_files(output, verified, {one.relative for one in strange}),
+        *_wrong_files(output, verified, {file.relative for file in strange}),
         *problems_of_records(output),
     ]
     num_files, num_samples = (None, None) if manifest is None else (manifest.num_files, manifest.num_samples)
@@ -216,13 +216,13 @@ def _strange_files(
         spooled = list_spooled(output, folder)
         damaged = verified.problems | spool_problems(output, spooled)
         for relative in [*list_published(output, folder), *spooled]:
-            one = Found(relative, problem=damaged.get(relative, ""))
-            if not one.problem:
-                one = read_found(output, relative, ("sample_id",), whole=relative in spooled)
-            if problem := problem_of(one, fingerprints) or verified.unrecorded.get(relative, ""):
+            file = Found(relative, problem=damaged.get(relative, ""))
+            if not file.problem:
+                file = read_found(output, relative, ("sample_id",), all_pages=relative in spooled)
+            if problem := problem_of(file, fingerprints) or verified.unrecorded.get(relative, ""):
                 strange.append(Found(relative, problem=problem))
-            elif one.table is not None and relative not in spooled:
-                num_rows[folder] += one.table.num_rows
+            elif file.table is not None and relative not in spooled:
+                num_rows[folder] += file.table.num_rows
     return strange, num_rows
 
 
@@ -273,9 +273,9 @@ def _names(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> Iterat
 def _ids_twice(output: OutputDir) -> Iterator[str]:
     """Yield one problem per folder in which several rows have the same `sample_id`."""
     for folder in (DATA, ERRORS):
-        twice = ids_of_several_rows(output, list_published(output, folder))
-        if twice:
-            yield f"{folder}/: {len(twice)} ids are there more than once: {', '.join(twice[:5])}"
+        ids = ids_of_several_rows(output, list_published(output, folder))
+        if ids:
+            yield f"{folder}/: {len(ids)} ids are there more than once: {', '.join(ids[:5])}"
 
 
 def _wrong_files(output: OutputDir, verified: Verified, strange: Collection[str]) -> Iterator[str]:

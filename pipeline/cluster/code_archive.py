@@ -32,16 +32,16 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """Date of all entries, so that equal content gives an equal archive, which Ray recognises by its hash."""
 
 
-def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT, beside: Mapping[str, bytes] = NOTHING) -> str:
+def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT, extras: Mapping[str, bytes] = NOTHING) -> str:
     """Write the archive; return the path of the job file in it (empty without one), or the name of a shipped job file,
-    which all nodes have. `beside` are files in the folder of the job file, by relative path. Raises ConfigError if the
+    which all nodes have. `extras` are files in the folder of the job file, by relative path. Raises ConfigError if the
     archive is too large."""
     files: dict[str, Path | bytes] = dict(shipped_files(root))
     is_name = job_file is not None and find_job(job_file)[0] != job_file
-    place = str(job_file) if is_name else "" if job_file is None else place_of(job_file, root)
+    job_path = str(job_file) if is_name else "" if job_file is None else place_of(job_file, root)
     if job_file is not None and not is_name:
-        files[place] = job_file
-    files |= {(PurePosixPath(place).parent / name).as_posix(): data for name, data in beside.items()}
+        files[job_path] = job_file
+    files |= {(PurePosixPath(job_path).parent / name).as_posix(): data for name, data in extras.items()}
     sizes: Counter[str] = Counter()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as written:
         for name, content in sorted(files.items(), key=lambda item: item[0]):
@@ -58,7 +58,7 @@ def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT, beside:
             f"the checkout to upload takes {_mb(num_bytes)}, and Ray takes {_mb(MAX_ARCHIVE_BYTES)} at most; the "
             f"largest parts are {largest}. Move models and data out of {root}, and name them by absolute paths or URLs"
         )
-    return place
+    return job_path
 
 
 def shipped_files(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
@@ -70,11 +70,11 @@ def shipped_files(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
             folders[:] = sorted(name for name in folders if name[0] != "." and name != "__pycache__")
             for name in sorted(names):
                 path = Path(folder, name)
-                place = path.relative_to(root).as_posix()
+                relative = path.relative_to(root).as_posix()
                 if name[0] == "." or path.suffix in (".pyc", ".pyo") or path.is_symlink():
                     continue
-                if path.suffix != ".safetensors" or not place.startswith(LEFT_OUT):
-                    yield place, path
+                if path.suffix != ".safetensors" or not relative.startswith(LEFT_OUT):
+                    yield relative, path
 
 
 def place_of(job_file: Path, root: Path = ROOT) -> str:

@@ -75,8 +75,8 @@ class Cluster:
     def submissions(self, stem: str) -> list[ClusterJob]:
         """Return all submissions of the job with this stem, sorted by number."""
         pattern = re.escape(stem) + r"-\d+"
-        found = [_known(job) for job in self._client.list_jobs() if re.fullmatch(pattern, job.submission_id or "")]
-        return sorted(found, key=lambda known: known.number)
+        jobs = [_known(job) for job in self._client.list_jobs() if re.fullmatch(pattern, job.submission_id or "")]
+        return sorted(jobs, key=lambda known: known.number)
 
     def ask(self, submission_id: str) -> ClusterJob:
         """Return the record of a submission; raise ConfigError if the cluster has none with this id."""
@@ -136,10 +136,10 @@ class Cluster:
     def wait(self, submission_ids: Sequence[str], show: Callable[[ClusterJob], None]) -> list[ClusterJob]:
         """Wait until all of these jobs have ended, and return their records; `show` gets each record whose status has
         changed."""
-        known = [self.ask(one) for one in submission_ids]
-        for one in known:
-            show(one)
-        while not all(one.has_ended for one in known):
+        known = [self.ask(submission_id) for submission_id in submission_ids]
+        for job in known:
+            show(job)
+        while not all(job.has_ended for job in known):
             time.sleep(POLL_INTERVAL_S)
             for number, before in enumerate(known):
                 if not before.has_ended and (now := self.ask(before.submission_id)).status != before.status:

@@ -81,7 +81,7 @@ class Workers:
             ConfigError: the task of a partition died `MAX_RETRIES` + 1 times; names its files and `dotted`.
         """
         in_ray = self._job is not None and len(partitions) > 1 and work_s >= MIN_RAY_S
-        progress = _Progress(what, sum(one.num_files for one in partitions), self._shows_progress)
+        progress = _Progress(what, sum(partition.num_files for partition in partitions), self._shows_progress)
         run = _run_here(function, partitions)
         if in_ray:
             run = self._run_in_ray(function, partitions, what, dotted, progress)

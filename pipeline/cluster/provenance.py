@@ -18,13 +18,13 @@ CODE_FOLDERS = ("jobs", "pipeline", "actors", "decoding", "models", "configs", "
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the platform and the packages that determine the output, by name."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    installed = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def code_revision() -> str:

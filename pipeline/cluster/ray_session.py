@@ -150,8 +150,8 @@ def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, scheduling_strategy=place, **options)(kind).remote(*arguments)
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=strategy, **options)(kind).remote(*arguments)
     try:
         yield actor
     finally:

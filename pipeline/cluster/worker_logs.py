@@ -45,7 +45,7 @@ class Console:
         self._lock = threading.Lock()
         self._num_bytes = 0
         self._is_closed = False
-        self._seen: set[str] = set()
+        self._shapes: set[str] = set()
 
     @property
     def is_empty(self) -> bool:
@@ -91,9 +91,9 @@ class Console:
         first = next((line.strip() for line in text.splitlines() if line.strip()), "")
         shape = _NUMBERS.sub("#", first)
         with self._lock:
-            if not first or shape in self._seen:
+            if not first or shape in self._shapes:
                 return
-            self._seen.add(shape)
+            self._shapes.add(shape)
         self.show(f"Ray: {_ANSI.sub('', first)}", "ray_message")
 
     def show(self, text: str, event: str, **values: Any) -> None:
@@ -173,7 +173,7 @@ def take_records(console: Console, keep: Callable[[logging.LogRecord], bool]) ->
         logger = logging.getLogger(name)
         if logger.handlers:
             replaced.append((logger, list(logger.handlers)))
-            logger.handlers = [one for one in logger.handlers if not writes_to_terminal(one)] + [handler]
+            logger.handlers = [existing for existing in logger.handlers if not writes_to_terminal(existing)] + [handler]
     try:
         yield
     finally:

@@ -155,11 +155,11 @@ class _Copier:
 
     def _find_outside(self) -> Collection[str]:
         """Return the keys with `..` or an absolute path."""
-        found = set()
+        keys = set()
         for member in _members(self._plain):
             if member.name.startswith("/") or ".." in member.name.split("/"):
-                found.add((split_name(member.name) or (member.name, ""))[0])
-        return found
+                keys.add((split_name(member.name) or (member.name, ""))[0])
+        return keys
 
     def _begin_sample(self, key: str, member: Member) -> None:
         self._indices.setdefault(key, len(self._indices))

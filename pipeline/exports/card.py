@@ -87,9 +87,9 @@ def write(tree: Tree, ledger: ExportLedger, facts: Facts) -> None:
         value = ledger.output.read_json(relative, advice)
         if not isinstance(value, list):
             raise DamagedFile(ledger.output.shown(relative), relative, "it is no JSON list", advice)
-        known = [str(one) for one in value]
-    found = tree.read(CARD, MAX_CARD_BYTES)
-    if found is not None and hashlib.sha256(found).hexdigest() not in known:
+        known = [str(digest) for digest in value]
+    existing = tree.read(CARD, MAX_CARD_BYTES)
+    if existing is not None and hashlib.sha256(existing).hexdigest() not in known:
         return
     digest = hashlib.sha256(data).hexdigest()
     if digest not in known:

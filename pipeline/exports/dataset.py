@@ -77,7 +77,7 @@ class Dataset:
         check_folder(self.tree, ledger)
 
     @property
-    def place(self) -> FolderId | None:
+    def folder_id(self) -> FolderId | None:
         """The identity of a local target folder."""
         return self.tree.identity
 
@@ -129,30 +129,30 @@ class Dataset:
         schema = pa.schema([read.field(name) for name in self.columns])
         if not self.root:
             return schema
-        one = {"_type": "Image"}
-        name, kind, feature = "image", IMAGE, dict[str, Any](one)
+        image_feature = {"_type": "Image"}
+        name, kind, feature = "image", IMAGE, dict[str, Any](image_feature)
         if self.config.images == "all":
-            name, kind, feature = "images", pa.list_(IMAGE), {"_type": "List", "feature": one}
+            name, kind, feature = "images", pa.list_(IMAGE), {"_type": "List", "feature": image_feature}
         metadata = json.dumps({"info": {"features": {name: feature}}})
         return schema.append(pa.field(name, kind)).with_metadata({HUGGING_FACE_KEY: metadata})
 
     def _with_images(self, table: pa.Table, refused: list[Refusal]) -> Iterator[pa.Table]:
         """Yield the rows with their images, a span of the source at a time; rows without their media are refused."""
         manifest = manifest_of(self.output, self.listing)
-        [found] = locate([table], PathIndex(manifest.files["path"]))
-        ordinals, places = np.unique(found.files, return_inverse=True)
+        [located] = locate([table], PathIndex(manifest.files["path"]))
+        ordinals, positions = np.unique(located.files, return_inverse=True)
         if ordinals[0] < 0:
             raise RuntimeError("a row's source is no listed file of the job")
         files = manifest.files.take(pa.array(ordinals)).combine_chunks()
         some = Manifest(self.root, files, pa.schema([]))
-        unread = DoneBitmap.all_but(some.counts, places, found.rows)
+        unread = DoneBitmap.all_but(some.counts, positions, located.rows)
         reader = SpanDatasource(self.source, some, done=unread)
         wanted: dict[tuple[str, int], list[int]] = {}
         for index, key in enumerate(zip(table["source"].to_pylist(), table["row_index"].to_pylist(), strict=True)):
             wanted.setdefault(key, []).append(index)
         for span in range(reader.num_spans):
             read = reader.read(span, note=False)
-            kept: list[int] = []
+            row_indices: list[int] = []
             images: list[Any] = []
             for index in range(read.num_rows):
                 indices = wanted.pop((read["source"][index].as_py(), read["row_index"][index].as_py()), [])
@@ -165,10 +165,10 @@ class Dataset:
                 except RowError as error:
                     refused += [_refusal(table, row, f"{error.code}: {error.message}") for row in indices]
                     continue
-                kept += indices
+                row_indices += indices
                 images += [cell if self.config.images == "all" else next(iter(cell), None)] * len(indices)
-            if kept:
-                rows = table.select(self.columns).take(pa.array(kept))
+            if row_indices:
+                rows = table.select(self.columns).take(pa.array(row_indices))
                 kind = pa.list_(IMAGE) if self.config.images == "all" else IMAGE
                 yield rows.append_column("images" if self.config.images == "all" else "image", pa.array(images, kind))
         lost = [row for indices in wanted.values() for row in indices]
@@ -192,9 +192,9 @@ def check_folder(tree: Tree, ledger: ExportLedger) -> None:
     and this export has not claimed it."""
     tree.check_writable()
     ledger.refuse_moved(tree.identity, (), f"{tree.dotted}: {tree.shown()}")
-    if not ledger.is_claimed() and (found := tree.list_files()):
+    if not ledger.is_claimed() and (names := tree.list_files()):
         raise ConfigError(
-            f"{tree.dotted}: {tree.shown()} is not empty: it holds {found[0]}; choose another folder, or remove its "
+            f"{tree.dotted}: {tree.shown()} is not empty: it holds {names[0]}; choose another folder, or remove its "
             "files (an export with other settings has a folder of its own)"
         )
 
@@ -205,11 +205,11 @@ def _refusal(table: pa.Table, row: int, message: str) -> Refusal:
 
 def _encoded(cell: Sequence[dict[str, Any]], source: SourceConfig, root: str) -> list[dict[str, Any]]:
     """Return a row's images as encoded bytes; RowError for the first that cannot be fetched."""
-    fetched = Fetcher(source, root).fetch([one["uri"] for one in cell if one["bytes"] is None])
-    found = []
-    for one in cell:
-        data = fetched[one["uri"]] if one["bytes"] is None else one["bytes"]
+    fetched = Fetcher(source, root).fetch([image["uri"] for image in cell if image["bytes"] is None])
+    encoded = []
+    for image in cell:
+        data = fetched[image["uri"]] if image["bytes"] is None else image["bytes"]
         if isinstance(data, RowError):
             raise data
-        found.append({"bytes": data, "path": None})
-    return found
+        encoded.append({"bytes": data, "path": None})
+    return encoded

@@ -38,7 +38,7 @@ class LanceColumn:
     dotted: str
     config: LanceExportConfig
     id_column: str
-    place: FolderId | None = None
+    folder_id: FolderId | None = None
     """The identity of a local dataset."""
 
     @classmethod
@@ -52,16 +52,16 @@ class LanceColumn:
                 f"{dotted}: a sample of the job has several rows, and a row of a dataset gets one caption"
             )
         filesystem, path = access.open_url(config.path, f"{dotted}.path")
-        place = FolderId.of(path) if access.is_local(filesystem) else None
-        url = access.unstripped(filesystem, path) if place is None else place.path
-        made = cls(job.output, url, dotted, config, name, place)
-        if name not in made._open().schema.names:
+        folder_id = FolderId.of(path) if access.is_local(filesystem) else None
+        url = access.unstripped(filesystem, path) if folder_id is None else folder_id.path
+        column = cls(job.output, url, dotted, config, name, folder_id)
+        if name not in column._open().schema.names:
             raise ConfigError(f"{dotted}.path: {access.shown(config.path)} has no column {name!r} (source.id_column)")
-        return made
+        return column
 
     def _open(self) -> Any:
         library = lance.library(f"{self.dotted}.kind")
-        if self.place is not None and not ((now := FolderId.of(self.url)) and now.is_same(self.place)):
+        if self.folder_id is not None and not ((now := FolderId.of(self.url)) and now.is_same(self.folder_id)):
             raise ConfigError(f"{self.dotted}.path: {access.shown(self.url)} was replaced while it was exported")
         try:
             return library.dataset(self.url)
@@ -72,7 +72,7 @@ class LanceColumn:
     def check(self, ledger: ExportLedger) -> None:
         """Raise ConfigError if the dataset is another one than before, or has the column, and it is not of this export
         and not to be replaced."""
-        ledger.refuse_moved(self.place, (), f"{self.dotted}.path: {access.shown(self.config.path)}")
+        ledger.refuse_moved(self.folder_id, (), f"{self.dotted}.path: {access.shown(self.config.path)}")
         if self.config.column == self.id_column:
             raise ConfigError(f"{self.dotted}.column: {self.config.column!r} is the column of ids")
         has_column = self.config.column in self._open().schema.names
@@ -84,9 +84,9 @@ class LanceColumn:
 
     def parts(self) -> list[ExportPart]:
         """Return one part: the whole column."""
-        found = published(self.output, DATA)
-        names = sorted(found)
-        state = state_of([one for name in names for one in (name, found[name])])
+        states = published(self.output, DATA)
+        names = sorted(states)
+        state = state_of([text for name in names for text in (name, states[name])])
         return [ExportPart("column", state, names, FILE_S, tuple(names))] if names else []
 
     def export(self, names: list[str]) -> PartOutcome:
@@ -94,7 +94,7 @@ class LanceColumn:
         tables: list[pa.Table] = []
         for name in names:
             tables.append(read_rows(self.output, name, (CAPTION_COLUMN,)).select(["sample_id", CAPTION_COLUMN]))
-            if (num_rows := sum(one.num_rows for one in tables)) > MAX_ROWS:
+            if (num_rows := sum(table.num_rows for table in tables)) > MAX_ROWS:
                 raise ConfigError(
                     f"{self.dotted}: the output has more than {MAX_ROWS:,} rows ({num_rows:,} so far), which are not "
                     "merged at once; join data/ with the dataset in a query engine"
@@ -112,15 +112,15 @@ class LanceColumn:
         try:
             return self._merge(dataset, table, ids)
         except Exception as error:  # the library raises errors of no common class
-            shown, reason = access.shown(self.url), access.reason_of(error)
-            raise RuntimeError(f"{self.dotted}.path: {shown} cannot be read or written: {reason}") from None
+            url, reason = access.shown(self.url), access.reason_of(error)
+            raise RuntimeError(f"{self.dotted}.path: {url} cannot be read or written: {reason}") from None
 
     def _merge(self, dataset: Any, table: pa.Table, ids: pa.ChunkedArray) -> PartOutcome:
         matched = pa.chunked_array([pa.array([False]).take(pa.array([0] * len(ids), pa.int64()))])
         for batch in dataset.scanner(columns=[self.id_column]).to_batches():
             matched = pc.or_(matched, pc.is_in(ids, value_set=batch.column(0)))
         lost = table["sample_id"].filter(pc.invert(matched)).slice(0, MAX_REFUSED).to_pylist()
-        refused = [Refusal(one, "", "export_failed", "the dataset has no row with this id") for one in lost]
+        refused = [Refusal(sample_id, "", "export_failed", "the dataset has no row with this id") for sample_id in lost]
         if self.config.column in dataset.schema.names:
             dataset.drop_columns([self.config.column])
         columns = pa.table({self.id_column: ids, self.config.column: table[CAPTION_COLUMN]}).filter(matched)

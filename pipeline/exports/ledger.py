@@ -101,33 +101,33 @@ class ExportLedger:
         """Return whether an earlier run has claimed the target of the export."""
         return CLAIM in self.output.list_files(self.folder)
 
-    def refuse_moved(self, place: FolderId | None, earlier: Iterable[FolderId], where: str) -> None:
+    def refuse_moved(self, folder_id: FolderId | None, earlier: Iterable[FolderId], where: str) -> None:
         """Raise ConfigError, which begins with `where`, if the folder at the export's path is not that of earlier runs;
         before the first run, if it is none of the `earlier` ones, if there are any."""
-        if place is None or self.accepts_moved:
+        if folder_id is None or self.accepts_moved:
             return
         relative = f"{self.folder}/{PLACE}"
         advice = "remove it, if the folder is the right one"
         known = list(earlier)
         with contextlib.suppress(FileNotFoundError):
-            found = FolderId.parse(self.output.read_json(relative, advice))
-            if found is None:
+            recorded = FolderId.parse(self.output.read_json(relative, advice))
+            if recorded is None:
                 raise DamagedFile(self.output.shown(relative), relative, "it is no identity of a folder", advice)
-            known = [found]
-        if known and not any(one.is_same(place) for one in known):
+            known = [recorded]
+        if known and not any(folder.is_same(folder_id) for folder in known):
             raise ConfigError(
-                f"{where} was replaced by another folder: it is {place.path}, and was {known[-1].path}; move the "
+                f"{where} was replaced by another folder: it is {folder_id.path}, and was {known[-1].path}; move the "
                 "folder back, or accept the new one by jobs.export --accept-moved"
             )
 
-    def claim(self, place: FolderId | None) -> None:
-        """Record that what the target, in the folder `place`, holds from now on is of this export."""
+    def claim(self, folder_id: FolderId | None) -> None:
+        """Record that what the target, in the folder `folder_id`, holds from now on is of this export."""
         with contextlib.suppress(FileExistsError):  # an earlier version wrote other defaults
             self.output.create_recorded(f"{self.folder}/{CLAIM}", as_json(self.export.model_dump(mode="json")))
-        if place is not None:
+        if folder_id is not None:
             write = self.output.write_recorded if self.accepts_moved else self.output.create_recorded
             with contextlib.suppress(FileExistsError):
-                write(f"{self.folder}/{PLACE}", as_json(place.to_json()))
+                write(f"{self.folder}/{PLACE}", as_json(folder_id.to_json()))
 
     def pending(self, parts: Iterable[ExportPart]) -> list[ExportPart]:
         """Return the parts that are not exported, or of which rows were refused."""
@@ -155,9 +155,9 @@ class ExportLedger:
 
 def published(output: OutputDir, *folders: str) -> dict[str, str]:
     """Return the state of every published file of all shards by its path: it differs after a file was replaced."""
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for folder in folders or (DATA, ERRORS):
         versions = output.list_versions(folder)
         names = [name.partition("/")[2] for name in list_published(output, folder)]
-        found |= {f"{folder}/{name}": state_of([versions[name]]) for name in names if name in versions}
-    return found
+        states |= {f"{folder}/{name}": state_of([versions[name]]) for name in names if name in versions}
+    return states

@@ -46,21 +46,21 @@ def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None
 
 def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[ExportPart]:
     """Return a part for each published file of `data/`; a row takes about `row_s` seconds of one core."""
-    found = published(output, DATA)
-    return [ExportPart(name, state, name, row_s * rows_per_file, (name,)) for name, state in found.items()]
+    states = published(output, DATA)
+    return [ExportPart(name, state, name, row_s * rows_per_file, (name,)) for name, state in states.items()]
 
 
 def read_rows(output: OutputDir, name: str, columns: Iterable[str]) -> pa.Table:
     """Read columns of a published file; RuntimeError if it is damaged."""
     names = [*dict.fromkeys((*KEY_COLUMNS, *columns))]
-    found = read_found(output, name, names)
-    lost = [] if found.table is None else [one for one in names if one not in found.table.column_names]
-    if found.table is None or lost:
-        problem = found.problem or f"it has no column {lost[0]!r}"
+    file = read_found(output, name, names)
+    lost = [] if file.table is None else [column for column in names if column not in file.table.column_names]
+    if file.table is None or lost:
+        problem = file.problem or f"it has no column {lost[0]!r}"
         raise RuntimeError(
             f"{output.shown(name)}: {problem}; the job's own command sets it aside and makes its rows again"
         )
-    return found.table
+    return file.table
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
         try:
             columns[name] = column.to_pylist()
         except (ValueError, OverflowError, ArithmeticError):
-            columns[name] = [_value(one) for one in column]
+            columns[name] = [_value(cell) for cell in column]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

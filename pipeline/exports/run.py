@@ -30,7 +30,7 @@ class Exporter(Protocol):
     """An export of one kind; is sent to Ray tasks."""
 
     @property
-    def place(self) -> FolderId | None:
+    def folder_id(self) -> FolderId | None:
         """The identity of the local folder in which the export writes; None for stores."""
 
     def check(self, ledger: ExportLedger) -> None:
@@ -69,8 +69,8 @@ class ExportReport:
         self.num_left_out += len(outcome.left_out)
         self.num_refused += len(outcome.refused)
         self.damaged += outcome.damaged
-        for one in outcome.refused[: MAX_NAMED - len(self.refused)]:
-            self.refused.append(f"{one.sample_id or one.source}: {one.error_type}: {one.error_message}")
+        for refusal in outcome.refused[: MAX_NAMED - len(self.refused)]:
+            self.refused.append(f"{refusal.sample_id or refusal.source}: {refusal.error_type}: {refusal.error_message}")
 
     def lines(self) -> list[str]:
         text = f"{self.name}: {self.num_written:,} rows written"
@@ -138,9 +138,9 @@ def run_exports(
     exporters = check_exports(job, exports, dotted, accepts_moved=accepts_moved)
     ledgers = [ExportLedger(job.output, export, accepts_moved) for export in exports]
     for exporter, ledger in zip(exporters, ledgers, strict=True):
-        ledger.claim(exporter.place)
+        ledger.claim(exporter.folder_id)
     with Workers(ray) as workers:
-        return [_run(*one, workers) for one in zip(exporters, ledgers, strict=True)]
+        return [_run(*pair, workers) for pair in zip(exporters, ledgers, strict=True)]
 
 
 def _run(exporter: Exporter, ledger: ExportLedger, workers: Workers) -> ExportReport:

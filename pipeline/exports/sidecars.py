@@ -86,14 +86,14 @@ class Sidecars:
         return cls(job.output, tree, config, clips, hash_of(job.manifest), rows, job.source_folders, some)
 
     @property
-    def place(self) -> FolderId | None:
+    def folder_id(self) -> FolderId | None:
         """The identity of a local source root."""
         return self.tree.identity
 
     def check(self, ledger: ExportLedger) -> None:
         """Check that files can be written; ConfigError if not, or if the root is not the folder that the job read."""
         where = f"{self.tree.dotted}: {self.tree.shown()}"
-        ledger.refuse_moved(self.place, self.folders, where)
+        ledger.refuse_moved(self.folder_id, self.folders, where)
         if not any(self.tree.filesystem.exists(self.tree.path(path)) for path in self.listed):
             raise ConfigError(
                 f"{where} has none of the files that the job read, such as {self.listed[0]}; sidecars are written "
@@ -110,11 +110,11 @@ class Sidecars:
         table = read_rows(self.output, name, (*columns, *(_CLIP if self.has_clips else ())))
         listed = is_listed(table, manifest_of(self.output, self.listing))
         written, existing, refused = 0, 0, []
-        for found in in_threads(self._write, zip(rows_of(table), listed, strict=True)):
-            if isinstance(found, Refusal):
-                refused.append(found)
+        for result in in_threads(self._write, zip(rows_of(table), listed, strict=True)):
+            if isinstance(result, Refusal):
+                refused.append(result)
             else:
-                written, existing = written + found, existing + (not found)
+                written, existing = written + result, existing + (not result)
         return PartOutcome(written, existing, tuple(refused))
 
     def finish(self, ledger: ExportLedger) -> None:
@@ -174,10 +174,10 @@ def _with_line(old: bytes, line: bytes) -> bytes:
 def _with_object(old: bytes, value: Any) -> bytes:
     """Return a JSON list of the objects in `old` and of `value`, or `old` if it contains `value`."""
     try:
-        found = json.loads(old)
-        if not isinstance(found, list | dict):
+        parsed = json.loads(old)
+        if not isinstance(parsed, list | dict):
             raise ValueError
-        objects = found if isinstance(found, list) else [found]
+        objects = parsed if isinstance(parsed, list) else [parsed]
         return old if value in objects else json_bytes([*objects, value]) + b"\n"
     except (ValueError, RecursionError):
         message = "the file is no JSON object or list, to which an object could be appended"

@@ -60,7 +60,7 @@ class WebDataset:
         check_folder(self.tree, ledger)
 
     @property
-    def place(self) -> FolderId | None:
+    def folder_id(self) -> FolderId | None:
         """The identity of a local target folder."""
         return self.tree.identity
 
@@ -71,16 +71,16 @@ class WebDataset:
         holders: dict[int, list[tuple[str, str]]] = {}
         for name, state in published(self.output, DATA, ERRORS).items():
             table = read_rows(self.output, name, ())
-            [found] = locate([table], paths)
-            inside = done.is_inside(found.files, found.rows)
-            done.add(found.files[inside], found.rows[inside])
-            for file in np.unique(found.files[inside]).tolist():
+            [located] = locate([table], paths)
+            inside = done.is_inside(located.files, located.rows)
+            done.add(located.files[inside], located.rows[inside])
+            for file in np.unique(located.files[inside]).tolist():
                 holders.setdefault(file, []).append((name, state))
         parts = []
         for file, some in sorted(holders.items()):
             if done.is_complete(file):
                 path, size = (manifest.files[name][file].as_py() for name in ("path", "size_bytes"))
-                state = state_of([one for pair in some for one in pair])
+                state = state_of([value for pair in some for value in pair])
                 names = [name for name, _ in some]
                 parts.append(ExportPart(path, state, (path, names), size * BYTE_S, tuple(names)))
         return parts
@@ -91,7 +91,7 @@ class WebDataset:
         columns = [CAPTION_COLUMN, "error_type", "error_message"]
         columns += self.config.columns if self.config.extension.endswith("json") else ()
         tables = [read_rows(self.output, name, columns) for name in names]
-        rows = rows_of(pa.concat_tables([one.filter(pc.equal(one["source"], path)) for one in tables]))
+        rows = rows_of(pa.concat_tables([table.filter(pc.equal(table["source"], path)) for table in tables]))
         results = {row["row_index"]: row for row in rows if not row["error_type"]}
         failed = {row["row_index"]: row for row in rows if row["row_index"] not in results}
         captions = {index: self._member(row) for index, row in results.items()}
@@ -108,10 +108,10 @@ class WebDataset:
             len(copied.written),
             len(copied.existing),
             (
-                *(_refused(results[one], "export_failed", "the archive has no such sample") for one in sorted(lost)),
+                *(_refused(results[key], "export_failed", "the archive has no such sample") for key in sorted(lost)),
                 *(
-                    _refused(results[one], "export_refused", "a member's name leaves the archive's root")
-                    for one in sorted(copied.outside)
+                    _refused(results[key], "export_refused", "a member's name leaves the archive's root")
+                    for key in sorted(copied.outside)
                 ),
             ),
             tuple(_refused(row, row["error_type"], row["error_message"]) for _, row in sorted(failed.items())),

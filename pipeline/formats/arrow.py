@@ -76,9 +76,9 @@ class ArrowFile:
         def take(size: int) -> memoryview:
             nonlocal position
             assert self._data is not None
-            found = self._data[position : position + size]
-            position += len(found)
-            return found
+            chunk = self._data[position : position + size]
+            position += len(chunk)
+            return chunk
 
         return take
 
@@ -99,17 +99,17 @@ class _Served:
         self._rest = memoryview(b"")
 
     def read(self, num_bytes: int) -> bytes:
-        found = bytearray()
-        while len(found) < num_bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
             if not self._rest:
                 part = next(self._parts, None)
                 if part is None:
                     break
                 self._rest = part
-            size = num_bytes - len(found)
-            found += self._rest[:size]
+            size = num_bytes - len(data)
+            data += self._rest[:size]
             self._rest = self._rest[size:]
-        return bytes(found)
+        return bytes(data)
 
     def close(self) -> None:
         self.closed = True
@@ -124,7 +124,7 @@ def open_arrow(filesystem: Any, path: str) -> Iterator[ArrowFile]:
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Read the schema of every file and count the rows of local files."""
-    schemas = DistinctSchemas()
+    distinct = DistinctSchemas()
     indices: list[Index | None] = []
     for path in files["path"].to_pylist():
         index = Index()
@@ -136,9 +136,9 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         except Exception:  # the read task reports the error
             indices.append(None)
             continue
-        schemas.add(file.schema, path)
+        distinct.add(file.schema, path)
         indices.append(index if access.is_local(filesystem) else None)
-    return survey_of(indices, schemas.found)
+    return survey_of(indices, distinct.schemas)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

@@ -98,18 +98,18 @@ class _Table:
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def has(self, field: int) -> bool:
-        return self._place(field) is not None
+        return self._position_of(field) is not None
 
     def number(self, field: int, form: str) -> int:
-        place = self._place(field)
-        return 0 if place is None else self._read(form, place)
+        position = self._position_of(field)
+        return 0 if position is None else self._read(form, position)
 
     def table(self, field: int) -> _Table:
         return _Table(self._data, self._target(field))
 
     def structs(self, field: int, form: str) -> Iterator[tuple[Any, ...]]:
         """Yield the structs of a vector."""
-        if self._place(field) is None:
+        if self._position_of(field) is None:
             return
         start = self._target(field)
         count, size = self._read("<I", start), struct.calcsize(form)
@@ -117,16 +117,16 @@ class _Table:
             raise IndexError
         yield from struct.iter_unpack(form, self._data[start + 4 : start + 4 + count * size])
 
-    def _place(self, field: int) -> int | None:
+    def _position_of(self, field: int) -> int | None:
         entry = 4 + 2 * field
         offset = self._read("<H", self._fields + entry) if entry < self._size else 0
         return self._position + offset if offset else None
 
     def _target(self, field: int) -> int:
-        place = self._place(field)
-        if place is None:
+        position = self._position_of(field)
+        if position is None:
             raise IndexError
-        return place + self._read("<I", place)
+        return position + self._read("<I", position)
 
     def _read(self, form: str, position: int) -> int:
         if position < 0:

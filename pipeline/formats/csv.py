@@ -212,14 +212,14 @@ class Csv(LineFormat):
         names = needed_columns(spec)
         header = _stripped(self.header(filesystem, path, delimiter), names)
         needed = set(holders(names, header))
-        places = {name: place for place, name in enumerate(header) if name in needed}
+        indices = {name: index for index, name in enumerate(header) if name in needed}
 
         def parse(record: Record) -> Row:
             fields = self.fields(record, delimiter)
             if len(fields) != len(header):
                 message = f"line {record.line} has {len(fields)} fields, and the header {len(header)}"
                 raise RowError("broken_line", message)
-            row = {name: fields[place] for name, place in places.items()}
+            row = {name: fields[index] for name, index in indices.items()}
             if images is not None and (image := images.of(row[images.name])) is not None:
                 row[images.name] = image
             return row
@@ -232,13 +232,13 @@ class Csv(LineFormat):
 
 class _Images:
     """The images of a file in VLMEvalKit's format: an image is base64, or the `index` of an earlier row that has it.
-    The places of these rows are read when the first row refers to one."""
+    The positions of these rows are read when the first row refers to one."""
 
     def __init__(self, form: Csv, filesystem: Any, path: str, delimiter: str, header: Sequence[str], name: str) -> None:
         self._form, self._filesystem, self._path = form, filesystem, path
         self._delimiter, self._columns = delimiter, (header.index(INDEX), header.index(name))
         self.name = name
-        self._places: dict[str, tuple[int, int]] | None = None
+        self._offsets: dict[str, tuple[int, int]] | None = None
         self._last = ("", "")
 
     def of(self, cell: str) -> str | None:
@@ -246,16 +246,16 @@ class _Images:
         index = cell.strip()
         if len(index) > MAX_INDEX_CHARS or not index.isdigit():
             return None
-        if self._places is None:
-            self._places = dict(islice(self._found(), MAX_INDEXED))
+        if self._offsets is None:
+            self._offsets = dict(islice(self._positions(), MAX_INDEXED))
         if self._last[0] != index:
-            if (place := self._places.get(index)) is None:
+            if (position := self._offsets.get(index)) is None:
                 return None
-            [(_, image, _, _)] = islice(self._rows(*place), 1)
+            [(_, image, _, _)] = islice(self._rows(*position), 1)
             self._last = (index, image)
         return self._last[1]
 
-    def _found(self) -> Iterator[tuple[str, tuple[int, int]]]:
+    def _positions(self) -> Iterator[tuple[str, tuple[int, int]]]:
         for index, image, offset, line in self._rows(0, 1):
             if len(image) > MAX_INDEX_CHARS:
                 yield index.strip(), (offset, line)

@@ -42,8 +42,8 @@ class Recoded:
             data = self._stream.read(num_bytes)
             self._is_at_end = not data
             self._rest += self._decoder.decode(data, final=not data).encode("utf-8", "surrogatepass")
-        found, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
-        return found
+        data, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+        return data
 
 
 class LineFeeds:
@@ -70,5 +70,5 @@ class Begun:
         if not self._head:
             data: bytes = self._stream.read(num_bytes)
             return data
-        found, self._head = self._head[:num_bytes], self._head[num_bytes:]
-        return found
+        data, self._head = self._head[:num_bytes], self._head[num_bytes:]
+        return data

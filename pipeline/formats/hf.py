@@ -64,10 +64,10 @@ def select(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Selecte
                 f"source.columns.image: the dataset has {' and '.join(map(repr, media))}, and no column is named for "
                 "images or videos, so none would reach the model"
             )
-    found = FORMATS[formats[0]]
-    if found.select is not None:
-        found.select(filesystem, root, files.filter(pa.array(used)), needs)
-    return Selected(found, used)
+    file_format = FORMATS[formats[0]]
+    if file_format.select is not None:
+        file_format.select(filesystem, root, files.filter(pa.array(used)), needs)
+    return Selected(file_format, used)
 
 
 def read_ids(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
@@ -78,8 +78,8 @@ def media_features(filesystem: Any, path: str) -> list[str]:
     """Return the columns that a file's schema marks as images or videos; empty if the schema cannot be read."""
     try:
         if _suffix(path) == ".arrow":
-            with arrow.open_arrow(filesystem, path) as found:
-                schema = found.schema
+            with arrow.open_arrow(filesystem, path) as reader:
+                schema = reader.schema
         elif _suffix(path) == ".parquet":
             with access.open_file(filesystem, path) as file:
                 schema = pq.read_schema(file)
@@ -102,7 +102,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     for chunk in FORMATS[_suffix(piece.path)].read(filesystem, spec, piece):
         for sample in chunk.samples if folder else ():
             sample.images = [below_root(image) if isinstance(image, str) else image for image in sample.images]
-            sample.videos = [replace(one, uri=below_root(one.uri)) if one.uri else one for one in sample.videos]
+            sample.videos = [replace(ref, uri=below_root(ref.uri)) if ref.uri else ref for ref in sample.videos]
         yield chunk
 
 

@@ -43,7 +43,7 @@ class Jsonl(LineFormat):
         empty if no row is an object."""
         names: set[str] = set()
         with suppress(Exception), open_bytes(filesystem, path) as stream:  # the read task reports the error
-            records = (one for one in split_lines(stream, self.max_bytes) if not one.is_blank)
+            records = (record for record in split_lines(stream, self.max_bytes) if not record.is_blank)
             num_bytes = 0
             for record in islice(records, NUM_PEEKED_ROWS):
                 with suppress(RowError):

@@ -211,7 +211,7 @@ class IdRows(NamedTuple):
     @classmethod
     def of(cls, chunk: Chunk) -> IdRows:
         """Return the ids of a chunk."""
-        pairs = [(one.row_index, one.id_value) for one in chunk.samples if one.id_value is not None]
+        pairs = [(sample.row_index, sample.id_value) for sample in chunk.samples if sample.id_value is not None]
         rows = np.fromiter((row for row, _ in pairs), np.int64, len(pairs))
         return cls(rows, pa.array([value for _, value in pairs], pa.large_string()))
 

@@ -73,17 +73,17 @@ def _num_bytes(fragment: Any) -> int:
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Count rows and bytes of every fragment, and read the schemas."""
-    schemas = DistinctSchemas()
+    distinct = DistinctSchemas()
     indices: list[Index | None] = []
     for path, version in zip(files["path"].to_pylist(), files["token"].to_pylist(), strict=True):
         dataset = _dataset(filesystem, root, path, version)
-        schemas.add(dataset.schema, path)
+        distinct.add(dataset.schema, path)
         index = Index()
         for fragment in dataset.get_fragments():
             index.add(fragment.count_rows(), _num_bytes(fragment), 0)
         is_possible = sum(index.rows) <= max_rows(sum(index.num_bytes))
         indices.append(index if is_possible else None)  # the read task reports the error
-    return survey_of(indices, schemas.found)
+    return survey_of(indices, distinct.schemas)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

@@ -69,12 +69,12 @@ class _Limited:
     """A decompressed stream that raises ValueError after `max_bytes` bytes."""
 
     def __init__(self, stream: Any, max_bytes: int) -> None:
-        self._stream, self._left = stream, max_bytes
+        self._stream, self._remaining_bytes = stream, max_bytes
 
     def read(self, num_bytes: int) -> bytes:
         data: bytes = self._stream.read(num_bytes)
-        self._left -= len(data)
-        if self._left < 0:
+        self._remaining_bytes -= len(data)
+        if self._remaining_bytes < 0:
             raise ValueError(f"the file expands to more than {MAX_EXPANSION} times its size")
         return data
 
@@ -190,11 +190,11 @@ def first_line(stream: Any, start: int, stop: int | None) -> int | None:
         return 0
     position = start - 1
     while chunk := stream.read(CHUNK_BYTES):
-        found = chunk.find(b"\n")
-        position += len(chunk) if found < 0 else found + 1
+        newline = chunk.find(b"\n")
+        position += len(chunk) if newline < 0 else newline + 1
         if stop is not None and position >= stop:
             return None
-        if found >= 0:
+        if newline >= 0:
             stream.seek(position)
             return position
     return None
@@ -302,10 +302,10 @@ class LineFormat(ABC):
                     dialect = self.dialect(filesystem, source, whole_path)
                     records = beginning_before(self.split(lines, dialect), begin, stop)
                     limits = source.span_max_rows, source.span_max_bytes, most_rows(path, size_bytes)
-                    found = index_records(records, *limits)
-                    if self.has_header and not start and stop is not None and not any(found.rows):
+                    file_index = index_records(records, *limits)
+                    if self.has_header and not start and stop is not None and not any(file_index.rows):
                         return None  # the header may be in a later range
-                    return Index() if start and found.lines == [0] else replace(found, begin=begin)
+                    return Index() if start and file_index.lines == [0] else replace(file_index, begin=begin)
             except Exception:  # the read task reports the error
                 return None
 

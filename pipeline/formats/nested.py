@@ -47,12 +47,12 @@ def _find(row: Mapping[str, Any], name: str, depth: int) -> tuple[bool, Any]:
 def holders(names: Iterable[str], available: Collection[str]) -> list[str]:
     """Return the columns of a file that hold the values of these names: the columns themselves, or those around them;
     names that are in none are left out."""
-    found: dict[str, None] = {}
+    holding: dict[str, None] = {}
     for name in names:
         parts = name.split(".")
         options = (".".join(parts[:length]) for length in (len(parts), *range(1, len(parts))))
-        found |= dict.fromkeys(option for option in options if option in available)
-    return list(found)
+        holding |= dict.fromkeys(option for option in options if option in available)
+    return list(holding)
 
 
 def with_nested(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:

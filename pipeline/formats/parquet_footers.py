@@ -55,7 +55,7 @@ def is_part_of(path: str, names: Iterable[str]) -> bool:
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Read row groups and schemas from the footers."""
-    schemas, indices = DistinctSchemas(), list[Index | None]()
+    distinct, indices = DistinctSchemas(), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
         footers = pool.map(lambda path: _footer(filesystem, access.join(root, path)), names)
@@ -67,8 +67,8 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
             groups, most = row_groups_of(metadata), max_expanded(size_bytes)
             sizes = [min(max(0, group.total_byte_size), most) for group in groups]
             indices.append(Index([group.num_rows for group in groups], sizes))
-            schemas.add(schema, path)
-    return survey_of(indices, schemas.found)
+            distinct.add(schema, path)
+    return survey_of(indices, distinct.schemas)
 
 
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema, int] | None:

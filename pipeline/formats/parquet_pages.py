@@ -71,13 +71,13 @@ class _Cursor:
 
     def integers(self, wanted: dict[int, str]) -> dict[str, int]:
         """Read a struct, and return its integers by name; other fields are skipped."""
-        found = {}
+        values = {}
         for identifier, kind in self.fields():
             if identifier in wanted and 4 <= kind <= 6:
-                found[wanted[identifier]] = self.integer()
+                values[wanted[identifier]] = self.integer()
             else:
                 self.skip(kind)
-        return found
+        return values
 
     def skip(self, kind: int, depth: int = 0) -> None:
         if depth > _MAX_DEPTH:
@@ -114,18 +114,18 @@ class _Cursor:
 
 def parse_header(data: memoryview, position: int) -> tuple[PageHeader, int]:
     """Parse the page header at a position; return it and the position behind it. IndexError if the bytes end."""
-    cursor, found = _Cursor(data, position), dict[str, int]()
+    cursor, values = _Cursor(data, position), dict[str, int]()
     names = {1: "kind", 2: "uncompressed", 3: "compressed"}
     parts = {5: {1: "num_values", 2: "encoding"}, 7: {1: "num_values", 2: "encoding"}}
     parts[8] = {1: "num_values", 4: "encoding"}
     for identifier, kind in cursor.fields():
         if identifier in names and 4 <= kind <= 6:
-            found[names[identifier]] = cursor.integer()
+            values[names[identifier]] = cursor.integer()
         elif identifier in parts and kind == _STRUCT:
-            found |= cursor.integers(parts[identifier])
+            values |= cursor.integers(parts[identifier])
         else:
             cursor.skip(kind)
-    return PageHeader(**found), cursor.position
+    return PageHeader(**values), cursor.position
 
 
 class ColumnChunk:

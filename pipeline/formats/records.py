@@ -66,7 +66,7 @@ def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row, int]]) -> Iterator[
 
 
 def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
-    samples, kept = [], []
+    samples, kept_texts = [], []
     values = [{} if isinstance(row, RowError) else row for _, row in rows]
     for (row_index, row), mapping in zip(rows, values, strict=True):
         sample, texts = Sample(row_index, fields=dict.fromkeys(spec.fields)), dict[str, str | None]()
@@ -80,9 +80,9 @@ def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
         except RowError as error:
             sample.error = error
         samples.append(sample)
-        kept.append(texts)
+        kept_texts.append(texts)
     add_media(spec, samples, lambda column, offset: lookup(values[offset], column))
-    return Chunk(samples, kept_arrays(spec, kept))
+    return Chunk(samples, kept_arrays(spec, kept_texts))
 
 
 def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:
@@ -96,7 +96,7 @@ def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str,
                 sample.images = _check_cell(spec, cell_of(column, offset), column, "image", source.max_image_bytes)
             if sample.error is None and (column := source.columns.video) is not None:
                 videos = _check_cell(spec, cell_of(column, offset), column, "video", source.video.max_video_bytes)
-                sample.videos = [VideoRef(uri=one) if isinstance(one, str) else VideoRef(bytes=one) for one in videos]
+                sample.videos = [VideoRef(uri=ref) if isinstance(ref, str) else VideoRef(bytes=ref) for ref in videos]
         except RowError as error:
             sample.error = error
 

@@ -39,17 +39,17 @@ class DistinctSchemas:
     """Collects the different schemas of files; files in other partition folders count as different."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, pa.Schema]] = []
+        self.schemas: list[tuple[str, pa.Schema]] = []
         """Each schema with the path of the first file that has it."""
         self._partitions: list[tuple[str, ...]] = []
 
     def add(self, schema: pa.Schema, path: str) -> bool:
         """Add a file's schema; return whether it is new."""
         partitions = tuple(name for name in partition_values(path) if name not in schema.names)
-        for (_, earlier), names in zip(self.found, self._partitions, strict=True):
+        for (_, earlier), names in zip(self.schemas, self._partitions, strict=True):
             if names == partitions and schema.equals(earlier):
                 return False
-        self.found.append((path, schema))
+        self.schemas.append((path, schema))
         self._partitions.append(partitions)
         return True
 

@@ -193,5 +193,5 @@ def _time(data: bytes) -> int:
 
 def _old_segments(fields: bytes) -> tuple[tuple[int, int], ...]:
     """Return the segments in the fields of GNU's old sparse format, 24 bytes each; the others are zeros."""
-    pairs = ((fields[place : place + 12], fields[place + 12 : place + 24]) for place in range(0, len(fields) - 23, 24))
+    pairs = ((fields[start : start + 12], fields[start + 12 : start + 24]) for start in range(0, len(fields) - 23, 24))
     return tuple((_field(offset, "offset"), _field(size, "size")) for offset, size in pairs if size.strip(b"\0"))

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 Sizes = NDArray[np.float64]
 """Bytes, as floats: sums of nested views can exceed 64 bits."""
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 _VIEW_BYTES = 16
 
 
 def value_bytes(values: pa.Array, item_bytes: int = 1) -> Sizes:
     """Return the decoded bytes of every value, 0 for null. An item of a list counts `item_bytes` beside its content."""
-    places = np.arange(len(values), dtype=np.int64)
-    sizes = range_bytes(values, places, places + 1, item_bytes)
+    indices = np.arange(len(values), dtype=np.int64)
+    sizes = range_bytes(values, indices, indices + 1, item_bytes)
     return sizes if not values.null_count else np.where(_is_valid(values), sizes, 0.0)
 
 
-def range_bytes(values: pa.Array, starts: Places, stops: Places, item_bytes: int) -> Sizes:
+def range_bytes(values: pa.Array, starts: Indices, stops: Indices, item_bytes: int) -> Sizes:
     """Return the decoded bytes of the values of each range; `stops` are exclusive."""
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -54,7 +54,7 @@ def range_bytes(values: pa.Array, starts: Places, stops: Places, item_bytes: int
     return np.asarray(ends[stops] - ends[starts])
 
 
-def _items_bytes(items: pa.Array, starts: Places, stops: Places, item_bytes: int) -> Sizes:
+def _items_bytes(items: pa.Array, starts: Indices, stops: Indices, item_bytes: int) -> Sizes:
     return (stops - starts) * float(item_bytes) + range_bytes(items, starts, stops, item_bytes)
 
 
@@ -62,11 +62,11 @@ def _each(values: pa.Array, item_bytes: int) -> Sizes | None:
     """Return the bytes of the content of each value of a type whose values share bytes; None for other types."""
     kind = values.type
     if pt.is_dictionary(kind):
-        places = values.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        indices = values.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         if not len(values.dictionary):
             return np.zeros(len(values))
-        found = range_bytes(values.dictionary, places, places + 1, item_bytes)
-        return np.where(_is_valid(values), found, 0.0)
+        item_sizes = range_bytes(values.dictionary, indices, indices + 1, item_bytes)
+        return np.where(_is_valid(values), item_sizes, 0.0)
     if pt.is_string_view(kind) or pt.is_binary_view(kind):
         views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, _VIEW_BYTES // 4)
         sizes = views[values.offset : values.offset + len(values), 0]
@@ -81,21 +81,21 @@ def _each(values: pa.Array, item_bytes: int) -> Sizes | None:
         codes, each = values.type_codes.to_numpy(), np.zeros(len(values))
         for number, code in enumerate(kind.type_codes):
             chosen = np.flatnonzero(codes == code)
-            places = values.offsets.to_numpy().astype(np.int64)[chosen] if kind.mode == "dense" else chosen
-            each[chosen] = range_bytes(values.field(number), places, places + 1, item_bytes)
+            indices = values.offsets.to_numpy().astype(np.int64)[chosen] if kind.mode == "dense" else chosen
+            each[chosen] = range_bytes(values.field(number), indices, indices + 1, item_bytes)
         return each
     return None
 
 
-def _run_bytes(values: pa.Array, starts: Places, stops: Places, item_bytes: int) -> Sizes:
+def _run_bytes(values: pa.Array, starts: Indices, stops: Indices, item_bytes: int) -> Sizes:
     """Return the bytes of ranges of a run-end encoded array, which may be much longer than its runs."""
     ends = np.append(0.0, values.run_ends.to_numpy(zero_copy_only=False))
     runs = np.arange(len(values.values), dtype=np.int64)
     sizes = range_bytes(values.values, runs, runs + 1, item_bytes)
     totals = np.append(0.0, np.cumsum(sizes * np.diff(ends)))
 
-    def before(places: Places) -> Sizes:
-        inside = places + values.offset
+    def before(indices: Indices) -> Sizes:
+        inside = indices + values.offset
         run = np.minimum(np.searchsorted(ends, inside, side="right") - 1, len(sizes) - 1)
         return np.asarray(totals[run] + (inside - ends[run]) * sizes[run])
 
@@ -113,7 +113,7 @@ def _items(values: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
 
 
-def _offset_differences(values: pa.Array, dtype: Any, starts: Places, stops: Places) -> Sizes:
+def _offset_differences(values: pa.Array, dtype: Any, starts: Indices, stops: Indices) -> Sizes:
     offsets = np.frombuffer(values.buffers()[1], dtype)[values.offset :].astype(np.float64)
     return np.asarray(offsets[stops] - offsets[starts])
 

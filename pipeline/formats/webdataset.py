@@ -105,13 +105,13 @@ def _require_members(needs: Needs, extensions: set[str], where: str) -> None:
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """Count the samples of a tar by its headers, up to `at_most`."""
-    seen: set[str] = set()
+    known_keys: set[str] = set()
 
     def keys() -> Iterator[str]:
         with access.open_file(filesystem, access.join(spec.root, path)) as file:
             for run in read_runs(file, Selection(with_text=False)):
-                if run.key not in seen:
-                    seen.add(run.key)
+                if run.key not in known_keys:
+                    known_keys.add(run.key)
                     yield run.key
 
     return count_of(keys(), at_most)
@@ -121,7 +121,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """Read the samples of a piece of a tar in one chunk; `row_index` counts samples in the order of their first member.
     A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member."""
     samples: list[Sample] = []
-    kept: list[dict[str, str | None]] = []
+    kept_rows: list[dict[str, str | None]] = []
     offsets: dict[str, int] = {}
     first = piece.entry.row
     failure: Exception | None = None
@@ -143,12 +143,12 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
                 offsets[run.key] = len(samples)
                 sample, sample_kept = _sample(run, row_index, spec)
                 samples.append(sample)
-                kept.append(sample_kept)
+                kept_rows.append(sample_kept)
         piece.check_end(first + len(samples), "archive")
     except Exception as error:
         failure = error
     piece_rows = slice(piece.start - first, None)
-    yield Chunk(samples[piece_rows], kept_arrays(spec, kept[piece_rows]))
+    yield Chunk(samples[piece_rows], kept_arrays(spec, kept_rows[piece_rows]))
     if failure is not None:
         raise failure
 
@@ -156,7 +156,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 def _sample(run: TarSample, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, str | None]]:
     """Convert a run to a sample; return it with its kept columns. Parsed JSON may take 30 times its text, so none of it
     is kept."""
-    sample, kept = Sample(row_index), dict[str, str | None]()
+    sample, kept_values = Sample(row_index), dict[str, str | None]()
     try:
         if run.error is not None:
             raise run.error
@@ -165,7 +165,7 @@ def _sample(run: TarSample, row_index: int, spec: ReadSpec) -> tuple[Sample, dic
         if spec.needs_text:
             fields = _fields(run)
             sample.fields = json_of({name: lookup(fields, name) for name in spec.fields})
-            kept = {name: text_of(lookup(fields, name)) for name in spec.keep.names}
+            kept_values = {name: text_of(lookup(fields, name)) for name in spec.keep.names}
             if spec.source.id_column is not None:
                 id_column = spec.source.id_column
                 sample.id_value = whole_text(resolve_id(lookup(fields, id_column), id_column, spec.source))
@@ -173,7 +173,7 @@ def _sample(run: TarSample, row_index: int, spec: ReadSpec) -> tuple[Sample, dic
         sample.videos = [run.videos[extension] for extension in sorted(run.videos, key=natural)]
     except RowError as error:
         sample.error = error
-    return sample, kept
+    return sample, kept_values
 
 
 def chosen_members(source: SourceConfig) -> tuple[str, ...] | None:

@@ -97,20 +97,20 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         wanted = pc.is_in(paths, value_set=pa.array(sorted({path for path, _ in rows}), paths.type))
         files = np.flatnonzero(wanted.combine_chunks().to_numpy(zero_copy_only=False))
         ordinals = {paths[int(file)].as_py(): int(file) for file in files}
-        places = np.array(sorted((ordinals[path], row) for path, row in rows if path in ordinals), np.int64).reshape(
+        pairs = np.array(sorted((ordinals[path], row) for path, row in rows if path in ordinals), np.int64).reshape(
             -1, 2
         )
-        if not len(places):
+        if not len(pairs):
             return self.schema.empty_table()
-        is_next = (np.diff(places[:, 0]) == 0) & (np.diff(places[:, 1]) <= MAX_GAP_ROWS)
+        is_next = (np.diff(pairs[:, 0]) == 0) & (np.diff(pairs[:, 1]) <= MAX_GAP_ROWS)
         firsts = np.flatnonzero(np.append(True, ~is_next))
-        lasts = np.append(firsts[1:], len(places)) - 1
+        lasts = np.append(firsts[1:], len(pairs)) - 1
         one_span = np.array([len(firsts)], np.int64)
-        ranges = spans.Spans(places[firsts, 0], places[firsts, 1], places[lasts, 1] + 1, one_span)
+        ranges = spans.Spans(pairs[firsts, 0], pairs[firsts, 1], pairs[lasts, 1] + 1, one_span)
         table = read_span(self._spec, list(SpanFiles(self._manifest, ranges, 0)))
-        found = zip(table["source"].to_pylist(), table["row_index"].to_pylist(), strict=True)
+        row_keys = zip(table["source"].to_pylist(), table["row_index"].to_pylist(), strict=True)
         keys = frozenset(rows)
-        return table.filter(pa.array([key in keys for key in found], pa.bool_()))
+        return table.filter(pa.array([key in keys for key in row_keys], pa.bool_()))
 
     def _pieces(self, span: int) -> SpanFiles:
         return SpanFiles(self._manifest, self._spans, span, self._done)
@@ -125,8 +125,8 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         if self._done is None:
             return num_rows
         num_rows -= int(self._done.num_in(files, starts, stops).sum())
-        for place in np.flatnonzero(counts == UNKNOWN):
-            num_rows -= int(self._done.rows(int(files[place]), int(starts[place]), int(stops[place])).sum())
+        for index in np.flatnonzero(counts == UNKNOWN):
+            num_rows -= int(self._done.rows(int(files[index]), int(starts[index]), int(stops[index])).sum())
         return num_rows
 
     @cached_property

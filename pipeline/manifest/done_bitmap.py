@@ -104,16 +104,16 @@ class DoneBitmap:
                 ordinals = 8 * first + np.flatnonzero(bits)
                 files = np.searchsorted(self._starts, ordinals, side="right") - 1
                 copy.add(files, ordinals - self._starts[files])
-        for file, own in self._open.items():
-            rows = np.flatnonzero(own)
+        for file, row_bits in self._open.items():
+            rows = np.flatnonzero(row_bits)
             copy.add(np.full(len(rows), file), rows)
         return copy
 
     def merge(self, other: DoneBitmap) -> None:
         self._bits |= other._bits
         for file, bits in other._open.items():
-            own, size = self._open_bits(file), max(len(bits), len(self._open_bits(file)))
-            self._open[file] = _extended(own, size) | _extended(bits, size)
+            own_bits, size = self._open_bits(file), max(len(bits), len(self._open_bits(file)))
+            self._open[file] = _extended(own_bits, size) | _extended(bits, size)
         self._counted = None
 
     def rows(self, file: int, start: int, stop: int | None) -> Bools:
@@ -151,8 +151,8 @@ class DoneBitmap:
         return self._open.get(file, np.zeros(0, bool))
 
     def _get(self, ordinals: Ints) -> Bools:
-        found: Bools = (self._bits[ordinals >> 3] >> (ordinals & 7).astype(np.uint8) & 1).astype(bool)
-        return found
+        bits: Bools = (self._bits[ordinals >> 3] >> (ordinals & 7).astype(np.uint8) & 1).astype(bool)
+        return bits
 
     def check(self, files: Ints, rows: Ints) -> Bools:
         """Check that every row is inside its file (else ValueError); return which of the files have a known count."""

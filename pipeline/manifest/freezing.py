@@ -151,11 +151,11 @@ def survey_files(
     Raises:
         ConfigError: the files lack a needed column, or most ids occur several times.
     """
-    found = survey(filesystem, root, files, needs, workers)
-    files = pa.table([*files.columns, *found.facts.columns, no_row_groups(files.num_rows)], schema=SCHEMA)
+    result = survey(filesystem, root, files, needs, workers)
+    files = pa.table([*files.columns, *result.facts.columns, no_row_groups(files.num_rows)], schema=SCHEMA)
     if problem := problem_of_files(files):
         raise ConfigError(f"source.path: {problem}")
-    surveyed = Manifest(access.unstripped(filesystem, root), files, found.keep)
+    surveyed = Manifest(access.unstripped(filesystem, root), files, result.keep)
     both = surveyed if earlier is None else replace(surveyed, files=pa.concat_tables([earlier.files, files]))
     compared = with_repeated_rows(filesystem, root, needs.source, both, workers)
     return replace(surveyed, files=compared.files.slice(both.num_files - files.num_rows))
@@ -180,10 +180,10 @@ def with_repeated_rows(
         )
     ends = np.cumsum(np.bincount(repeats["file"].to_numpy(), minlength=manifest.num_files))
     offsets = pa.array(np.append(0, ends), pa.int32())
-    found = pa.ListArray.from_arrays(offsets, repeats["row"].combine_chunks())
+    repeated = pa.ListArray.from_arrays(offsets, repeats["row"].combine_chunks())
     before = manifest.files["repeated_rows"].slice(0, manifest.written)
     position = SCHEMA.get_field_index("repeated_rows")
-    column = pa.chunked_array([*before.chunks, found.slice(manifest.written)], SCHEMA.field(position).type)
+    column = pa.chunked_array([*before.chunks, repeated.slice(manifest.written)], SCHEMA.field(position).type)
     return replace(manifest, files=manifest.files.set_column(position, SCHEMA.field(position), column))
 
 
@@ -196,7 +196,7 @@ def _table(listing: Iterable[Listed]) -> pa.Table:
             columns = zip(zip(*chunk, strict=True), LISTING.types, strict=True)
             batches.append(pa.record_batch([pa.array(values, kind) for values, kind in columns], schema=LISTING))
         except UnicodeEncodeError:
-            bad = next(one.path for one in chunk if templates.whole_text(one.path) != one.path)
+            bad = next(file.path for file in chunk if templates.whole_text(file.path) != file.path)
             raise ConfigError(
                 f"source.path: the file name {bad.encode('utf-8', 'backslashreplace').decode()} is not valid UTF-8; "
                 "rename the file"

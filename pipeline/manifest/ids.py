@@ -52,10 +52,10 @@ def find_repeats(reader: IdReader, suspects: DoneBitmap, num_ids: int) -> pa.Tab
             hashes.add(table, table["hash"].to_numpy())
         num_suspects = 0
         for table in hashes.drain():
-            twice = _repeated(table["hash"].to_numpy())
-            if len(twice):
-                found = table.filter(pa.array(np.isin(table["hash"].to_numpy(), twice)))
-                num_suspects += _add(suspects, found)
+            repeated = _repeated(table["hash"].to_numpy())
+            if len(repeated):
+                rows = table.filter(pa.array(np.isin(table["hash"].to_numpy(), repeated)))
+                num_suspects += _add(suspects, rows)
         if not num_suspects:
             return IDS.empty_table()
         ids = _Buckets(Path(folder, "ids"), IDS, num_suspects)
@@ -67,8 +67,8 @@ def find_repeats(reader: IdReader, suspects: DoneBitmap, num_ids: int) -> pa.Tab
 
 def repeated_ids(reader: IdReader, suspects: DoneBitmap, num_ids: int) -> list[str]:
     """Return the sorted, distinct ids that several places have; the arguments are those of `find_repeats`."""
-    found: list[str] = find_repeats(reader, suspects, num_ids)["sample_id"].unique().to_pylist()
-    return sorted(found)
+    ids: list[str] = find_repeats(reader, suspects, num_ids)["sample_id"].unique().to_pylist()
+    return sorted(ids)
 
 
 def _repeated(hashes: Hashes) -> Hashes:
@@ -77,10 +77,10 @@ def _repeated(hashes: Hashes) -> Hashes:
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
-def _add(suspects: DoneBitmap, found: pa.Table) -> int:
+def _add(suspects: DoneBitmap, table: pa.Table) -> int:
     """Add rows to the suspects and return their number. Rows beyond the count of their file are left out: the file has
     changed since it was listed, and its read task reports that."""
-    files, rows = found["file"].to_numpy().astype(np.int64), found["row"].to_numpy()
+    files, rows = table["file"].to_numpy().astype(np.int64), table["row"].to_numpy()
     is_inside = suspects.is_inside(files, rows)
     suspects.add(files[is_inside], rows[is_inside])
     return int(is_inside.sum())

@@ -30,9 +30,9 @@ def as_files(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema.names != schema.names:
         raise ValueError(f"its columns are {', '.join(table.schema.names):.200}")
     for name, kind in zip(schema.names, schema.types, strict=True):
-        found = table.schema.field(name).type
-        if _kind(found) != _kind(kind):
-            raise ValueError(f"its column {name!r} holds {found}")
+        actual_type = table.schema.field(name).type
+        if _kind(actual_type) != _kind(kind):
+            raise ValueError(f"its column {name!r} holds {actual_type}")
     return table.cast(schema)
 
 

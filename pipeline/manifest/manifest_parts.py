@@ -158,8 +158,8 @@ def _with_equal_tokens(
     if not len(rows):
         return now
     touched = pa.array(rows)
-    found = survey(filesystem, root, now.take(touched), needs, workers)
-    pairs = zip(found.facts.select(_FACTS).to_pylist(), earlier.take(touched).select(_FACTS).to_pylist(), strict=True)
+    result = survey(filesystem, root, now.take(touched), needs, workers)
+    pairs = zip(result.facts.select(_FACTS).to_pylist(), earlier.take(touched).select(_FACTS).to_pylist(), strict=True)
     tokens = now["token"].to_pylist()
     for row, (facts, expected) in zip(rows.tolist(), pairs, strict=True):
         if facts == expected:

@@ -1,7 +1,7 @@
 """Yields rows of a source in an infinite, deterministic shuffled order that can be resumed at any row.
 
 Every epoch has its own order of spans. Rows fill a window of bounded size, which is shuffled and yielded completely
-before the next one fills. Resuming at a `Place` reads the rows of its window again, but no rows before that window.
+before the next one fills. Resuming at a `StreamPosition` reads the rows of its window again, but none before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SpanSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """The position of the next row: index `taken` of the shuffled window that begins at the `row`-th wanted row of the
     `span`-th span of an `epoch`; `ordinal` is the number of rows yielded before it, over all epochs."""
 
@@ -44,12 +44,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Draw:
-    """A batch of rows of one `epoch`: `table`, its first row's ordinal `first`, and the `place` after its last row."""
+    """A batch of one `epoch`: `table`, its first row's ordinal `first`, and the `position` after its last row."""
 
     table: pa.Table
     epoch: int
     first: int
-    place: Place
+    position: StreamPosition
 
 
 @dataclass(frozen=True)
@@ -61,49 +61,49 @@ class RowStream:
     seed: int
     window_rows: int
 
-    def draws(self, num_rows: int, place: Place | None = None) -> Iterator[Draw]:
-        """Yield batches of `num_rows` without end, starting at `place`; the last batch of an epoch may be smaller.
+    def draws(self, num_rows: int, position: StreamPosition | None = None) -> Iterator[Draw]:
+        """Yield batches of `num_rows` without end, starting at `position`; the last batch of an epoch may be smaller.
 
         Raises:
             ConfigError: a whole epoch holds no wanted row.
         """
-        place = place or Place()
+        position = position or StreamPosition()
         while True:
-            first, parts, at = place.ordinal, [], place
-            for row, at in self._epoch(place):
+            first, parts, at = position.ordinal, [], position
+            for row, at in self._epoch(position):
                 parts.append(row)
                 if len(parts) == num_rows:
                     yield Draw(pa.concat_tables(parts).combine_chunks(), at.epoch, first, at)
                     first, parts = at.ordinal, []
             if parts:
                 yield Draw(pa.concat_tables(parts).combine_chunks(), at.epoch, first, at)
-            if at == Place(epoch=place.epoch, ordinal=place.ordinal):
+            if at == StreamPosition(epoch=position.epoch, ordinal=position.ordinal):
                 raise ConfigError("source: no row is left to learn from; see training.held_out_share")
-            place = Place(epoch=place.epoch + 1, ordinal=at.ordinal)
+            position = StreamPosition(epoch=position.epoch + 1, ordinal=at.ordinal)
 
-    def _epoch(self, place: Place) -> Iterator[tuple[pa.Table, Place]]:
-        at = place
-        for window, start in self._windows(place):
+    def _epoch(self, position: StreamPosition) -> Iterator[tuple[pa.Table, StreamPosition]]:
+        at = position
+        for window, start in self._windows(position):
             order = list(range(len(window)))
-            random.Random(f"{self.seed} {place.epoch} {start}").shuffle(order)
+            random.Random(f"{self.seed} {position.epoch} {start}").shuffle(order)
             # Only the first window can be partly consumed.
-            num_taken = place.taken if start == (place.span, place.row) else 0
+            num_taken = position.taken if start == (position.span, position.row) else 0
             for taken, number in enumerate(order[num_taken:], num_taken + 1):
-                at = Place(place.epoch, *start, taken, at.ordinal + 1)
+                at = StreamPosition(position.epoch, *start, taken, at.ordinal + 1)
                 table, index = window[number]
                 yield table.slice(index, 1), at
 
-    def _windows(self, place: Place) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
-        """Yield the windows from `place` on, each with the (span, row) of its first row."""
+    def _windows(self, position: StreamPosition) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
+        """Yield the windows from `position` on, each with the (span, row) of its first row."""
         order = list(range(self.spans.num_spans))
-        random.Random(f"{self.seed} {place.epoch}").shuffle(order)
+        random.Random(f"{self.seed} {position.epoch}").shuffle(order)
         window: list[tuple[pa.Table, int]] = []
-        start = (place.span, place.row)
-        for span in range(place.span, len(order)):
+        start = (position.span, position.row)
+        for span in range(position.span, len(order)):
             table = self.spans.read(order[span])
             ids = table.column("sample_id").to_pylist()
             indices = [index for index, sample_id in enumerate(ids) if self.wanted(sample_id)]
-            first = place.row if span == place.span else 0
+            first = position.row if span == position.span else 0
             for number, index in enumerate(indices[first:], first):
                 if not window:
                     start = (span, number)

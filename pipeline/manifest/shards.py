@@ -46,7 +46,7 @@ class Cut:
         """Return the cut that `to_json` has made; ValueError for other data."""
         bounds = parse_json(data)
         is_list = isinstance(bounds, list) and 2 < len(bounds) <= MAX_SHARDS + 1
-        if not is_list or not all(isinstance(one, list) and [*map(type, one)] == [int, int] for one in bounds):
+        if not is_list or not all(isinstance(bound, list) and [*map(type, bound)] == [int, int] for bound in bounds):
             raise ValueError("its cut into shards is no list of positions")
         return cls(tuple(Position(*bound) for bound in bounds))
 
@@ -93,9 +93,9 @@ def plan_shard(files: pa.Table, cuts: tuple[Cut, ...], shard: int, max_rows: int
     if not cuts:
         return plan(files, max_rows, max_bytes)
     parts = []
-    for low, high in (one.range_of(shard) for one in cuts):
-        own = files.slice(low.file, high.file - low.file + (high.row > 0))
-        parts.append(_inside(plan(own, max_rows, max_bytes, low.file), low, high))
+    for low, high in (cut.range_of(shard) for cut in cuts):
+        shard_files = files.slice(low.file, high.file - low.file + (high.row > 0))
+        parts.append(_inside(plan(shard_files, max_rows, max_bytes, low.file), low, high))
     return joined(parts)
 
 
@@ -115,7 +115,7 @@ def _inside(spans: Spans, low: Position, high: Position) -> Spans:
 
 def rows_of(cuts: tuple[Cut, ...], shard: int, file: int) -> tuple[int, int | None]:
     """Return the first row of a file in a shard, and the row after the last one (None: all rows to the end)."""
-    for low, high in (one.range_of(shard) for one in cuts):
+    for low, high in (cut.range_of(shard) for cut in cuts):
         if low.file <= file <= high.file and (file < high.file or high.row):
             return (low.row if file == low.file else 0), (high.row if file == high.file else None)
     return (0, 0) if cuts else (0, None)

@@ -78,15 +78,15 @@ class _PieceRows:
         """Return these rows without those that exceed `max_bytes`, with a ValueError in their place."""
         if self.num_bytes <= max_bytes:
             return self
-        found = _PieceRows(self.next_row, self.row_bytes, error=self.error)
+        rows = _PieceRows(self.next_row, self.row_bytes, error=self.error)
         for table in self.tables:
             size_of = partial(self._first_size, table)
-            num_rows = bisect_right(range(1, table.num_rows + 1), max_bytes - found.num_bytes, key=size_of)
-            found.add(table.slice(0, num_rows))
+            num_rows = bisect_right(range(1, table.num_rows + 1), max_bytes - rows.num_bytes, key=size_of)
+            rows.add(table.slice(0, num_rows))
             if num_rows < table.num_rows:
-                found.next_row, found.error = table["row_index"][num_rows].as_py(), ValueError(message)
+                rows.next_row, rows.error = table["row_index"][num_rows].as_py(), ValueError(message)
                 break
-        return found
+        return rows
 
     def add(self, table: pa.Table) -> int:
         """Add a table; return the bytes that it counts."""
@@ -220,16 +220,16 @@ def _with_unique_ids(table: pa.Table) -> pa.Table:
         return table
     codes, messages, cells = (table[name].to_pylist() for name in ("error_type", "error_message", "images"))
     paths, row_indices = table["source"].to_pylist(), table["row_index"].to_pylist()
-    seen: set[str] = set()
+    used_ids: set[str] = set()
     for index, sample_id in enumerate(ids):
-        if sample_id in seen:
+        if sample_id in used_ids:
             ids[index] = path_id(paths[index], row_indices[index])
-            while ids[index] in seen:  # the id column of another row holds this `path#row_index`
+            while ids[index] in used_ids:  # the id column of another row holds this `path#row_index`
                 ids[index] += "#"
             if not codes[index]:
                 error = _repeated_id(sample_id)
                 codes[index], messages[index], cells[index] = error.code, _message(error), []
-        seen.add(ids[index])
+        used_ids.add(ids[index])
     for name, values in (("sample_id", ids), ("error_type", codes), ("error_message", messages), ("images", cells)):
         position = table.schema.get_field_index(name)
         field = table.schema.field(position)

@@ -68,7 +68,7 @@ class Spans:
 
     def pieces(self, low: int, high: int) -> tuple[Ints, Ints, Ints]:
         """Return files, starts and stops of the pieces from `low` to `high` as new arrays."""
-        files, starts, stops = (one[low:high].astype(np.int64) for one in (self.files, self.starts, self.stops))
+        files, starts, stops = (array[low:high].astype(np.int64) for array in (self.files, self.starts, self.stops))
         return files, starts, stops
 
     def __getitem__(self, index: int) -> Span:
@@ -100,15 +100,15 @@ def changed(spans: Spans, change: Callable[[Ints, Ints, Ints], Bools]) -> Spans:
 
     `change(files, starts, stops)` changes starts and stops in place and returns the mask of the pieces to keep.
     """
-    starts, stops, kept = [], [], []
+    starts, stops, masks = [], [], []
     for low in range(0, len(spans.files), _PIECES_AT_ONCE):
         columns = spans.pieces(low, low + _PIECES_AT_ONCE)
-        kept.append(change(*columns))
+        masks.append(change(*columns))
         starts.append(_narrow(columns[1]))
         stops.append(_narrow(columns[2]))
-    if not kept:
+    if not masks:
         return spans
-    return Spans(spans.files, np.concatenate(starts), np.concatenate(stops), spans.ends).kept(np.concatenate(kept))
+    return Spans(spans.files, np.concatenate(starts), np.concatenate(stops), spans.ends).kept(np.concatenate(masks))
 
 
 def _narrow(values: Ints) -> AnyInts:

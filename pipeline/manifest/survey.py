@@ -70,10 +70,10 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs, workers: W
     if selected is None:
         return _surveyed(kind, filesystem, root, files, needs, workers)
     used = np.array(selected.used, bool)
-    found = _surveyed(selected.kind, filesystem, root, files.filter(pa.array(used)), needs, workers)
+    surveyed = _surveyed(selected.kind, filesystem, root, files.filter(pa.array(used)), needs, workers)
     without_rows = pa.table([[0], [[]], [[]], [[]]], schema=FACTS)
-    rows = np.where(used, np.cumsum(used) - 1, found.facts.num_rows)
-    return Surveyed(pa.concat_tables([found.facts, without_rows]).take(pa.array(rows)), found.keep)
+    rows = np.where(used, np.cumsum(used) - 1, surveyed.facts.num_rows)
+    return Surveyed(pa.concat_tables([surveyed.facts, without_rows]).take(pa.array(rows)), surveyed.keep)
 
 
 def _surveyed(
@@ -126,7 +126,7 @@ def _begun_inside(ranges: pa.Table, owners: Ints, facts: pa.Table, begins: Ints)
     is_known = np.ones(int(owners[-1]) + 1 if len(owners) else 0, bool)
     is_known[owners[facts["num_samples"].is_null().to_numpy()]] = False
     is_first = np.append(True, np.diff(owners) != 0)
-    found: dict[int, int] = {}
+    positions: dict[int, int] = {}
     end = 0
     for index in np.flatnonzero(is_known[owners] & (np.bincount(owners)[owners] > 1)).tolist():
         if is_first[index]:
@@ -134,9 +134,9 @@ def _begun_inside(ranges: pa.Table, owners: Ints, facts: pa.Table, begins: Ints)
         if begins[index] < 0:
             continue  # no record begins in this range
         if begins[index] != end:
-            found[index] = min(end, int(stops[index]))
+            positions[index] = min(end, int(stops[index]))
         end = max(end, int(begins[index] + sizes[index]))
-    return found
+    return positions
 
 
 def _replaced(column: pa.ChunkedArray, values: dict[int, int]) -> pa.Array:
@@ -182,11 +182,11 @@ def _partitions(ranges: pa.Table, sizes: Ints) -> list[Partition[pa.Table]]:
     is_first = np.ones(ranges.num_rows, bool)
     is_first[1:] = (np.diff(numbers) != 0) | (np.diff(by_bytes) != 0)
     bounds = [*np.flatnonzero(is_first).tolist(), ranges.num_rows]
-    found = []
+    partitions = []
     for low, high in pairwise(bounds):
         part = ranges.slice(low, high - low)  # Ray sends a slice without the rest of its buffers
-        found.append(Partition(part, high - low, part["path"][0].as_py(), part["path"][-1].as_py()))
-    return found
+        partitions.append(Partition(part, high - low, part["path"][0].as_py(), part["path"][-1].as_py()))
+    return partitions
 
 
 def _of_files(facts: pa.Table, owners: Ints) -> pa.Table:
@@ -255,21 +255,21 @@ class SourceIds:
     def hashes(self) -> Iterator[pa.Table]:
         read = partial(_read_hashes, self._kind, self.filesystem, self._spec)
         files = [SpanFiles(self.manifest, self._spans, number) for number in range(len(self._spans))]
-        yield from self.workers.map(read, [_named(one, one) for one in files], self._work_s(self._spans), "id check")
+        yield from self.workers.map(read, [_named(file, file) for file in files], self._work_s(self._spans), "id check")
 
     def ids(self, suspects: DoneBitmap) -> Iterator[pa.Table]:
         read = partial(_read_suspects, self._kind, self.filesystem, self._spec)
-        found = self._spans.kept(self._has_suspects(suspects))
-        files = [SpanFiles(self.manifest, found, number) for number in range(len(found))]
-        parts = [_named(one, (one, _bits_of(one, suspects))) for one in files]
-        yield from self.workers.map(read, parts, self._work_s(found), "id comparison")
+        spans = self._spans.kept(self._has_suspects(suspects))
+        files = [SpanFiles(self.manifest, spans, number) for number in range(len(spans))]
+        parts = [_named(file, (file, _bits_of(file, suspects))) for file in files]
+        yield from self.workers.map(read, parts, self._work_s(spans), "id comparison")
 
     def _has_suspects(self, suspects: DoneBitmap) -> Bools:
         files, starts, stops = self._spans.files, self._spans.starts, self._spans.stops
-        found = suspects.num_in(files, starts, stops) > 0
+        mask = suspects.num_in(files, starts, stops) > 0
         for index in np.flatnonzero(suspects.counts[files] == UNKNOWN):
-            found[index] = suspects.rows(int(files[index]), 0, None).any()
-        return np.asarray(found)
+            mask[index] = suspects.rows(int(files[index]), 0, None).any()
+        return np.asarray(mask)
 
     def _work_s(self, planned: spans.Spans) -> float:
         num_rows = int(np.maximum(self.manifest.counts[np.unique(planned.files)], 0).sum())

@@ -97,27 +97,27 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
         try:
             if isinstance(row, RowError):
                 raise row
-            made = _decode_row(index, sample_ids[index], row, fetched, column, options, present)
+            outputs = _decode_row(index, sample_ids[index], row, fetched, column, options, present)
         except RowError as error:
             column.forget_row()
-            made = []
+            outputs = []
             if sample_ids[index] not in present:
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
                 values = {"sample_id": sample_ids[index], "messages": "", "sampling": ""}
                 values |= {"error_type": error.code, "error_message": message}
-                made = [_Decoded(index, values)]
+                outputs = [_Decoded(index, values)]
                 column.end_row()
-        for one in made:
-            inputs.add(one.processed, one.holder)
-        decoded += [replace(one, processed=None, holder=None) for one in made]
+        for output in outputs:
+            inputs.add(output.processed, output.holder)
+        decoded += [replace(output, processed=None, holder=None) for output in outputs]
     schema = schemas.decoded_schema(keep)
-    rows = pa.array([one.row for one in decoded], pa.int64())
+    rows = pa.array([output.row for output in decoded], pa.int64())
     columns = {name: table[name].take(rows) for name in ("source", "row_index", *(field.name for field in keep))}
-    columns |= {"images": column.finish(), "videos": clip_column([one.videos for one in decoded])}
+    columns |= {"images": column.finish(), "videos": clip_column([output.videos for output in decoded])}
     columns["packed_inputs"] = inputs.finish()
     for name in schema.names:
         if name not in columns:
-            columns[name] = pa.array([one.values.get(name) for one in decoded], schema.field(name).type)
+            columns[name] = pa.array([output.values.get(name) for output in decoded], schema.field(name).type)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -158,7 +158,7 @@ def _read_row(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompt
     try:
         fields = json.loads(table["fields"][index].as_py())
         prompts, *media = options.prompt_options.ask(fields, *media_of(table, index))
-        images, videos = ([_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media)
+        images, videos = ([_NAMED | {"uri": ref} if isinstance(ref, str) else ref for ref in cell] for cell in media)
         if len(images) > options.max_images_per_row:
             limit = f"source.max_images_per_row ({options.max_images_per_row})"
             raise RowError("too_many_images", f"the row has {len(images)} images, more than {limit}")
@@ -203,13 +203,13 @@ def _decode_row(
     rows: list[_Decoded] = []
     for group in groups:
         holder: ProcessedPrompt | None = None
-        for (name, prompt), messages, one in zip(group.prompts, group.messages, group.processed, strict=True):
+        for (name, prompt), messages, processed in zip(group.prompts, group.messages, group.processed, strict=True):
             if rows and cuts:  # a later stage may separate rows of clips, so each needs its own copy
                 column.copy_last_row()
             column.end_row()
             row_clips = group.frames if group.has_pixels and (cuts or not rows) else ()
-            error = (one.code, one.message) if isinstance(one, RowError) else ("", "")
-            outputs = None if isinstance(one, RowError) else one
+            error = (processed.code, processed.message) if isinstance(processed, RowError) else ("", "")
+            outputs = None if isinstance(processed, RowError) else processed
             values = {"sample_id": name, "messages": messages, "sampling": prompt.sampling, **asdict(group.span)}
             values |= {"prompt_index": prompt.index, "num_prompts": prompt.num_asked}
             values |= dict(zip(("error_type", "error_message"), error, strict=True))
@@ -242,9 +242,9 @@ def _processed(
     """Process the prompts `asked` about images and frames, if tasks do that and the outputs are not too large."""
     messages = [json.dumps(prompt.messages, ensure_ascii=False) for _, prompt in asked]
     if options.processor is not None:
-        found = options.processor.process([json.loads(one) for one in messages], images, frames, cuts)
-        if found is not None:
-            return _Group(span, frames, asked, messages, found, options.processor.keeps_pixels)
+        processed = options.processor.process([json.loads(text) for text in messages], images, frames, cuts)
+        if processed is not None:
+            return _Group(span, frames, asked, messages, processed, options.processor.keeps_pixels)
     return _Group(span, frames, asked, messages, [None] * len(asked), True)
 
 
@@ -257,8 +257,8 @@ def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
     fetched = fetcher.fetch(uris, limit)
 
     is_final = limit == fetcher.source.max_image_bytes
-    too_large = {uri for uri, one in fetched.items() if isinstance(one, RowError) and one.code == "image_too_large"}
-    return {uri: one for uri, one in fetched.items() if is_final or uri not in too_large}
+    too_large = {uri for uri, data in fetched.items() if isinstance(data, RowError) and data.code == "image_too_large"}
+    return {uri: data for uri, data in fetched.items() if is_final or uri not in too_large}
 
 
 def _decode_images(

@@ -140,15 +140,15 @@ def _processed(
 
 def _shared(prompts: Sequence[ProcessedPrompt | RowError]) -> list[ProcessedPrompt | RowError]:
     """Make equal tensors of a sample's prompts one object, that of the first processed prompt."""
-    first = next((one for one in prompts if isinstance(one, ProcessedPrompt)), None)
+    first = next((prompt for prompt in prompts if isinstance(prompt, ProcessedPrompt)), None)
     shared: list[ProcessedPrompt | RowError] = []
-    for one in prompts:
-        if isinstance(one, ProcessedPrompt) and first is not None:
+    for prompt in prompts:
+        if isinstance(prompt, ProcessedPrompt) and first is not None:
             known = first.inputs.tensors
-            tensors = {name: _same(value, known.get(name)) for name, value in one.inputs.tensors.items()}
-            shared.append(replace(one, inputs=replace(one.inputs, tensors=tensors)))
+            tensors = {name: _same(value, known.get(name)) for name, value in prompt.inputs.tensors.items()}
+            shared.append(replace(prompt, inputs=replace(prompt.inputs, tensors=tensors)))
         else:
-            shared.append(one)
+            shared.append(prompt)
     return shared
 
 
@@ -156,13 +156,13 @@ def _same(value: Packed, known: Packed | None) -> Packed:
     if known is None or (value.dtype, value.shape, len(value.arrays)) != (known.dtype, known.shape, len(known.arrays)):
         return value
     pairs = zip(value.arrays, known.arrays, strict=True)
-    return known if all(one.dtype == two.dtype and np.array_equal(one, two) for one, two in pairs) else value
+    return known if all(new.dtype == old.dtype and np.array_equal(new, old) for new, old in pairs) else value
 
 
 def num_new_bytes(prompts: Sequence[ProcessedPrompt | RowError]) -> int:
     """Return the bytes of the prompts' tensors; shared ones count once."""
-    found = [one.inputs.tensors.values() for one in prompts if isinstance(one, ProcessedPrompt)]
-    return sum(one.num_bytes for one in {id(one): one for tensors in found for one in tensors}.values())
+    groups = [prompt.inputs.tensors.values() for prompt in prompts if isinstance(prompt, ProcessedPrompt)]
+    return sum(tensor.num_bytes for tensor in {id(tensor): tensor for tensors in groups for tensor in tensors}.values())
 
 
 def _clip(video: DecodedClip) -> Clip:
@@ -186,8 +186,8 @@ class InputColumn:
             self._rows.append(None)
             return
         inputs = prompt.inputs
-        held = {} if holder is None else holder.inputs.tensors
-        tensors = [_stored(name, one, held.get(name) is one) for name, one in inputs.tensors.items()]
+        holder_tensors = {} if holder is None else holder.inputs.tensors
+        tensors = [_stored(name, tensor, holder_tensors.get(name) is tensor) for name, tensor in inputs.tensors.items()]
         self._rows.append(
             {
                 "prompt": whole_text(prompt.prompt),
@@ -196,7 +196,7 @@ class InputColumn:
                 "tensors": tensors,
             }
         )
-        self._num_bytes += sum(len(one[part] or b"") for one in tensors for part in ("data", "levels"))
+        self._num_bytes += sum(len(tensor[part] or b"") for tensor in tensors for part in ("data", "levels"))
         if self._num_bytes >= CHUNK_BYTES:
             self._close()
 
@@ -210,13 +210,13 @@ class InputColumn:
         self._rows, self._num_bytes = [], 0
 
 
-def _stored(name: str, one: Packed, is_held: bool) -> dict[str, Any]:
+def _stored(name: str, tensor: Packed, is_held: bool) -> dict[str, Any]:
     return {
         "name": name,
-        "dtype": one.dtype,
-        "shape": list(one.shape),
-        "stored_dtype": str(one.data.dtype),
-        "stored_shape": list(one.data.shape),
-        "data": None if is_held else one.data.tobytes(),
-        "levels": None if is_held or one.levels is None else one.levels.tobytes(),
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "stored_dtype": str(tensor.data.dtype),
+        "stored_shape": list(tensor.data.shape),
+        "data": None if is_held else tensor.data.tobytes(),
+        "levels": None if is_held or tensor.levels is None else tensor.levels.tobytes(),
     }

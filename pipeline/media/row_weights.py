@@ -130,9 +130,9 @@ def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[di
     """Return images and videos of one READ row as dictionaries; encoded bytes are Arrow buffers without a copy."""
 
     def cells(column: str) -> list[dict[str, Any]]:
-        found = table[column][index].values or ()
+        items = table[column][index].values or ()
         return [
-            {name: one[name].as_buffer() if name == "bytes" else one[name].as_py() for name in one} for one in found
+            {name: item[name].as_buffer() if name == "bytes" else item[name].as_py() for name in item} for item in items
         ]
 
     return cells("images"), cells("videos")

@@ -40,13 +40,13 @@ class Rows:
 def locate(tables: Sequence[pa.Table], paths: PathIndex) -> list[Rows]:
     """Find the source file and row index of result rows, with one lookup of paths for all tables."""
     encoded = [table["source"].combine_chunks().dictionary_encode() for table in tables]
-    unique = pa.chunked_array([one.dictionary for one in encoded], pa.string()).unique()
+    unique = pa.chunked_array([column.dictionary for column in encoded], pa.string()).unique()
     ordinals = paths.find(unique)
-    found = []
-    for table, one in zip(tables, encoded, strict=True):
-        files = ordinals[pc.index_in(one.dictionary, value_set=unique).to_numpy()][one.indices.to_numpy()]
-        found.append(Rows(files, table["row_index"].to_numpy().astype(np.int64), table))
-    return found
+    located = []
+    for table, column in zip(tables, encoded, strict=True):
+        files = ordinals[pc.index_in(column.dictionary, value_set=unique).to_numpy()][column.indices.to_numpy()]
+        located.append(Rows(files, table["row_index"].to_numpy().astype(np.int64), table))
+    return located
 
 
 class Accounts:
@@ -73,12 +73,12 @@ class Accounts:
         Return one mask per part: True for rows that were added before, and for error rows that have a result.
         """
         if self.rows_per_sample != 1:
-            sizes = np.cumsum([len(one.files) for one in parts])[:-1]
-            entries = pa.concat_tables([self._entries(one, is_error) for one in parts])
+            sizes = np.cumsum([len(part.files) for part in parts])[:-1]
+            entries = pa.concat_tables([self._entries(part, is_error) for part in parts])
             return np.split(self._enter(entries, is_error), sizes)
         if is_error:
-            return [self.good.has(one.files, one.rows) | self._bad.add(one.files, one.rows) for one in parts]
-        return [self.good.add(one.files, one.rows) for one in parts]
+            return [self.good.has(part.files, part.rows) | self._bad.add(part.files, part.rows) for part in parts]
+        return [self.good.add(part.files, part.rows) for part in parts]
 
     def done(self, retry_errors: bool = False) -> DoneBitmap:
         """Return the finished samples; with `retry_errors`, samples with errors are not finished."""
@@ -116,13 +116,13 @@ class Accounts:
 
         clip, prompt, replica = column("clip_index"), column("prompt_index"), column("replica")
         num_prompts = np.maximum(column("num_prompts"), 1)
-        place = np.where(replica >= 0, replica, np.maximum(clip, 0) * num_prompts + np.maximum(prompt, 0))
+        position = np.where(replica >= 0, replica, np.maximum(clip, 0) * num_prompts + np.maximum(prompt, 0))
         num_rows = np.maximum(column("num_clips"), 1) * num_prompts
         num_rows = np.where(replica >= 0, self.rows_per_sample or 1, num_rows)
-        is_whole = np.maximum(np.maximum(clip, prompt), replica) < 0 if is_error else np.zeros(len(place), bool)
-        place, num_rows = np.where(is_whole, -1, place), np.where(is_whole, 0, num_rows)
-        errors, ids = np.full(len(place), is_error), rows.table["sample_id"]
-        return pa.table([rows.files, rows.rows, place, num_rows, column("attempt"), errors, ids], schema=_ENTRY)
+        is_whole = np.maximum(np.maximum(clip, prompt), replica) < 0 if is_error else np.zeros(len(position), bool)
+        position, num_rows = np.where(is_whole, -1, position), np.where(is_whole, 0, num_rows)
+        errors, ids = np.full(len(position), is_error), rows.table["sample_id"]
+        return pa.table([rows.files, rows.rows, position, num_rows, column("attempt"), errors, ids], schema=_ENTRY)
 
     def _enter(self, entries: pa.Table, is_error: bool) -> Bools:
         repeated = self.good.has(*_samples_of(entries))
@@ -140,8 +140,8 @@ class Accounts:
         counts_no_more[_beaten(both, num_before)] = True
         repeated[fresh] = counts_no_more[num_before : num_before + len(fresh)]
         samples = both.group_by(_SAMPLE).aggregate([("is_error", "any"), ("place", "count"), ("num_rows", "max")])
-        whole = pc.greater_equal(samples["place_count"], samples["num_rows_max"])
-        self.good.add(*_samples_of(samples.filter(pc.and_(whole, pc.invert(samples["is_error_any"])))))
+        is_complete = pc.greater_equal(samples["place_count"], samples["num_rows_max"])
+        self.good.add(*_samples_of(samples.filter(pc.and_(is_complete, pc.invert(samples["is_error_any"])))))
         self._open = both.filter(pa.array(~self.good.has(*_samples_of(both)))).drop_columns("index")
         return repeated
 
@@ -150,16 +150,16 @@ def _beaten(entries: pa.Table, first: int) -> Ints:
     """Return the `index` of each new error (from `first` on) of a whole sample that earlier entries complete, or of
     which a later attempt wrote rows."""
     is_part = pc.greater_equal(entries["place"], 0)
-    whole = entries.filter(pc.and_(pc.invert(is_part), pc.greater_equal(entries["index"], first)))
-    whole = whole.select([*_SAMPLE, "index", "attempt"])
+    sample_errors = entries.filter(pc.and_(pc.invert(is_part), pc.greater_equal(entries["index"], first)))
+    sample_errors = sample_errors.select([*_SAMPLE, "index", "attempt"])
     parts = entries.filter(is_part).select([*_SAMPLE, "index", "attempt", "num_rows"])
-    pairs = whole.join(parts, _SAMPLE, join_type="inner", right_suffix="_of_part")
+    pairs = sample_errors.join(parts, _SAMPLE, join_type="inner", right_suffix="_of_part")
     pairs = pairs.filter(pc.less(pairs["index_of_part"], pairs["index"]))
     aggregates = [("index_of_part", "count"), ("num_rows", "max"), ("attempt_of_part", "max")]
-    found = pairs.group_by(["index", "attempt"]).aggregate(aggregates)
-    is_complete = pc.greater_equal(found["index_of_part_count"], found["num_rows_max"])
-    later = pc.greater(found["attempt_of_part_max"], found["attempt"])
-    return np.asarray(found.filter(pc.or_(is_complete, later))["index"].to_numpy(), np.int64)
+    groups = pairs.group_by(["index", "attempt"]).aggregate(aggregates)
+    is_complete = pc.greater_equal(groups["index_of_part_count"], groups["num_rows_max"])
+    later = pc.greater(groups["attempt_of_part_max"], groups["attempt"])
+    return np.asarray(groups.filter(pc.or_(is_complete, later))["index"].to_numpy(), np.int64)
 
 
 def _samples_of(entries: pa.Table) -> tuple[Ints, Ints]:

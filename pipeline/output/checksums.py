@@ -84,14 +84,14 @@ def verify(
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
         judge = partial(_judged, output, recorded, by_size, is_tolerant)
         judged = dict(zip(names, pool.map(judge, names), strict=True))
-    sound = {name: one for name, one in judged.items() if one.problem == ""}
+    sound = {name: result for name, result in judged.items() if result.problem == ""}
     return Verified(
         known.sound | sound.keys(),
-        {name: one.problem for name, one in judged.items() if one.problem and one.is_recorded},
-        {name: one.problem for name, one in judged.items() if one.problem and not one.is_recorded},
-        (*known.unreadable, *(name for name, one in sound.items() if one.has_note and not one.is_note_right)),
-        (*known.unnoted, *(name for name, one in sound.items() if not one.has_note)),
-        known.num_bytes + sum(one.num_bytes for one in judged.values()),
+        {name: result.problem for name, result in judged.items() if result.problem and result.is_recorded},
+        {name: result.problem for name, result in judged.items() if result.problem and not result.is_recorded},
+        (*known.unreadable, *(name for name, result in sound.items() if result.has_note and not result.is_note_right)),
+        (*known.unnoted, *(name for name, result in sound.items() if not result.has_note)),
+        known.num_bytes + sum(result.num_bytes for result in judged.values()),
         known.seconds + time.monotonic() - began_s,
         by_size,
     )
@@ -135,29 +135,29 @@ def _judge(output: OutputDir, relative: str, recorded: frozenset[Digest], by_siz
         return _Judged(NO_NOTE if note is None else DAMAGED_NOTE, is_recorded=False)
     try:
         size = int(retried(lambda: output.filesystem.info(output.path(relative)))["size"])
-        found = Digest(size, "" if by_size or size not in {one.num_bytes for one in expected} else "?")
-        if found.sha256:
-            found = Digest(size, digest_of(output, relative))
+        digest = Digest(size, "" if by_size or size not in {digest.num_bytes for digest in expected} else "?")
+        if digest.sha256:
+            digest = Digest(size, digest_of(output, relative))
     except FileNotFoundError:
         return _Judged(None)
     except OSError as error:
         if error.errno not in NO_FILE_ERRNOS:
             raise
         return _Judged(access.reason_of(error))
-    problem = _problem(found, expected, by_size)
-    num_bytes = size if found.sha256 else 0
-    if problem and (read_note(output, relative) != note or found in _recorded(output, relative)):
+    problem = _problem(digest, expected, by_size)
+    num_bytes = size if digest.sha256 else 0
+    if problem and (read_note(output, relative) != note or digest in _recorded(output, relative)):
         return _Judged(None, num_bytes=num_bytes)
-    is_right = noted is not None and (noted == found or (by_size and noted.num_bytes == size))
+    is_right = noted is not None and (noted == digest or (by_size and noted.num_bytes == size))
     return _Judged(problem, True, note is not None, is_right, num_bytes)
 
 
-def _problem(found: Digest, expected: frozenset[Digest], by_size: bool) -> str:
-    sizes = sorted(one.num_bytes for one in expected)
-    if found.num_bytes not in sizes:
-        torn = "it is torn: " if found.num_bytes < sizes[-1] else ""
-        return f"{torn}it has {found.num_bytes:,} bytes, and {sizes[-1]:,} were written"
-    return "" if by_size or found in expected else OTHER_BYTES
+def _problem(digest: Digest, expected: frozenset[Digest], by_size: bool) -> str:
+    sizes = sorted(digest.num_bytes for digest in expected)
+    if digest.num_bytes not in sizes:
+        torn = "it is torn: " if digest.num_bytes < sizes[-1] else ""
+        return f"{torn}it has {digest.num_bytes:,} bytes, and {sizes[-1]:,} were written"
+    return "" if by_size or digest in expected else OTHER_BYTES
 
 
 def read_note(output: OutputDir, relative: str) -> dict[str, Any] | None:
@@ -185,8 +185,8 @@ def _digest_in(note: dict[str, Any] | None) -> Digest | None:
 def is_one_of(output: OutputDir, relative: str, digests: Collection[Digest]) -> bool:
     """Return whether a file has one of these digests; it is read only if its size is that of one."""
     size = int(retried(lambda: output.filesystem.info(output.path(relative)))["size"])
-    own = {one.sha256 for one in digests if one.num_bytes == size}
-    return bool(own) and digest_of(output, relative) in own
+    hashes = {digest.sha256 for digest in digests if digest.num_bytes == size}
+    return bool(hashes) and digest_of(output, relative) in hashes
 
 
 def digest_of(output: OutputDir, relative: str) -> str:

@@ -47,10 +47,10 @@ _SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
 
 @dataclass(frozen=True)
 class Format:
-    """File format of a job's tables: schema, columns kept from the source (`kept`), and Parquet options."""
+    """File format of a job's tables: schema, columns kept from the source (`kept_columns`), and Parquet options."""
 
     schema: pa.Schema
-    kept: frozenset[str] = frozenset()
+    kept_columns: frozenset[str] = frozenset()
     compression: str = "zstd"
     rows_per_group: int | None = None
 
@@ -60,7 +60,7 @@ class Format:
             raise ValueError(f"a result block has the columns {table.schema.names}, not {self.schema.names}")
         table = table.cast(self.schema)
         for field in self.schema:
-            if field.type == pa.string() and field.name not in self.kept and table[field.name].null_count:
+            if field.type == pa.string() and field.name not in self.kept_columns and table[field.name].null_count:
                 raise ValueError(f"the column {field.name!r} of a result block holds nulls")
         return table
 
@@ -94,14 +94,14 @@ def published_name(folder: str, number: int) -> str:
 
 def published_number(relative: str) -> int | None:
     """Return the number of a published file from its path; None for other names."""
-    found = _PUBLISHED.fullmatch(relative.partition("/")[2])
-    return int(found[1]) if found else None
+    match = _PUBLISHED.fullmatch(relative.partition("/")[2])
+    return int(match[1]) if match else None
 
 
 def shard_of(relative: str) -> int | None:
     """Return the shard of a published file from its path in the whole output; None for other names."""
-    found = _OF_SHARD.fullmatch(relative)
-    return int(found[1]) if found else None
+    match = _OF_SHARD.fullmatch(relative)
+    return int(match[1]) if match else None
 
 
 def spool_name(attempt: int, number: int, part: int, folder: str) -> str:
@@ -111,9 +111,9 @@ def spool_name(attempt: int, number: int, part: int, folder: str) -> str:
 
 def spool_attempt(relative: str) -> int:
     """Return the number of the attempt that wrote a spool file, from a path that `list_spooled` returned."""
-    found = _SPOOLED.fullmatch(relative.removeprefix(f"{SPOOL}/"))
-    assert found is not None, relative
-    return int(found[1])
+    match = _SPOOLED.fullmatch(relative.removeprefix(f"{SPOOL}/"))
+    assert match is not None, relative
+    return int(match[1])
 
 
 def list_published(output: OutputDir, *folders: str) -> list[str]:
@@ -124,8 +124,8 @@ def list_published(output: OutputDir, *folders: str) -> list[str]:
 
 def list_spooled(output: OutputDir, folder: str) -> list[str]:
     """List the spool files of all attempts for `data/` or `errors/`, as paths relative to the output."""
-    found = [(name, _SPOOLED.fullmatch(name)) for name in output.list_files(SPOOL)]
-    return [f"{SPOOL}/{name}" for name, match in found if match and match[4] == folder]
+    matches = [(name, _SPOOLED.fullmatch(name)) for name in output.list_files(SPOOL)]
+    return [f"{SPOOL}/{name}" for name, match in matches if match and match[4] == folder]
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Found:
     problem: str = ""
 
 
-def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: bool = False) -> Found:
-    """Read `columns` of one file; a damaged or foreign file has a `problem`. With `whole`, decode all pages as a check.
+def read_found(output: OutputDir, relative: str, columns: Sequence[str], all_pages: bool = False) -> Found:
+    """Read `columns` of one file; a damaged or foreign file has a `problem`. With `all_pages`, also decode all pages.
 
     Raises:
         OSError: the store failed, so that the state of the file is unknown.
@@ -152,7 +152,7 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
             footer = parquet.schema_arrow.metadata or {}
             if not {ATTEMPT_KEY, FINGERPRINT_KEY} <= footer.keys():
                 return Found(relative, problem="no job has signed it")
-            for _ in parquet.iter_batches(_BATCH_ROWS) if whole else ():
+            for _ in parquet.iter_batches(_BATCH_ROWS) if all_pages else ():
                 pass
             table = parquet.read(columns=list(columns))  # columns that it lacks are left out
             attempt, fingerprint = footer[ATTEMPT_KEY].decode(), footer[FINGERPRINT_KEY].decode()
@@ -192,18 +192,18 @@ def read_all_found(
     output: OutputDir,
     names: Sequence[str],
     columns: Sequence[str],
-    whole: bool = False,
+    all_pages: bool = False,
     workers: Workers = IN_PROCESS,
 ) -> Iterable[Found]:
     """Call `read_found` for many files in parallel, and yield the results in order."""
-    read = partial(_read_part, output, tuple(columns), whole)
-    for found in workers.map(read, partitions_of(names), RESULT_FILE_S * len(names), "reading of results", "sink.path"):
-        yield from found
+    read = partial(_read_part, output, tuple(columns), all_pages)
+    for files in workers.map(read, partitions_of(names), RESULT_FILE_S * len(names), "reading of results", "sink.path"):
+        yield from files
 
 
-def _read_part(output: OutputDir, columns: Sequence[str], whole: bool, names: Sequence[str]) -> list[Found]:
+def _read_part(output: OutputDir, columns: Sequence[str], all_pages: bool, names: Sequence[str]) -> list[Found]:
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
-        return list(pool.map(lambda name: read_found(output, name, columns, whole), names))
+        return list(pool.map(lambda name: read_found(output, name, columns, all_pages), names))
 
 
 def checksum_name(relative: str) -> str:

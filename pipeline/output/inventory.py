@@ -15,7 +15,7 @@ from pipeline.manifest.manifest import Manifest
 from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
 from pipeline.output.checksums import is_one_of
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
-from pipeline.output.places import Places
+from pipeline.output.shard_samples import ShardSamples
 from pipeline.storage import access
 from pipeline.storage.damage import NO_FILE_ERRNOS
 from pipeline.storage.digests import OTHER_BYTES
@@ -28,13 +28,13 @@ _FILES_AT_ONCE = 4_096
 @dataclass(frozen=True)
 class Spooled:
     """A spool file with `num_rows` rows to publish; its other rows are repeated or superseded: `drop` are their ids,
-    and `places` their indices in the file."""
+    and `dropped` their indices in the file."""
 
     relative: str
     folder: str
     num_rows: int
     drop: frozenset[str] = frozenset()
-    places: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Taker:
     ) -> None:
         self.output, self.fingerprints, self.damaged, self.workers = output, fingerprints, damaged, workers
         self.unrecorded = unrecorded
-        self.places = Places(manifest, output.shard.number)
+        self.samples = ShardSamples(manifest, output.shard.number)
         paths = manifest.files["path"]
         self.paths = PathIndex(paths)
         # Listed before any file is read: a file that changes in between has another version in the next inventory.
@@ -131,40 +131,40 @@ class _Taker:
         }
         self.versions = versions
         self.is_known = True
-        kept = None if known is None else _kept(known, manifest, versions, damaged, self.places)
-        if kept is None or known is None:
-            self.found = Inventory(Accounts(manifest.counts, rows_per_sample))
-            self.reads = Reads(paths, self.found.accounts, {}, {})
+        known_reads = None if known is None else _kept(known, manifest, versions, damaged, self.samples)
+        if known_reads is None or known is None:
+            self.inventory = Inventory(Accounts(manifest.counts, rows_per_sample))
+            self.reads = Reads(paths, self.inventory.accounts, {}, {})
         else:
-            self.found = Inventory(kept.results, doubled=dict(known.doubled))
-            self.found.num_rows[DATA] = known.num_rows[DATA]
-            self.found.empty = {name for name in known.empty if name in kept.data}
-            self.reads = kept
+            self.inventory = Inventory(known_reads.results, doubled=dict(known.doubled))
+            self.inventory.num_rows[DATA] = known.num_rows[DATA]
+            self.inventory.empty = {name for name in known.empty if name in known_reads.data}
+            self.reads = known_reads
 
     def take(self) -> Inventory:
-        found, output = self.found, self.output
+        inventory, output = self.inventory, self.output
         self._enter([name for name in list_published(output, DATA) if name not in self.reads.data], DATA, True)
-        counts = found.accounts.good.counts
-        self.reads = replace(self.reads, results=found.accounts.with_counts(counts))
+        counts = inventory.accounts.good.counts
+        self.reads = replace(self.reads, results=inventory.accounts.with_counts(counts))
         self._enter(list_spooled(output, DATA), DATA, is_published=False)
         # Newest first, because the newest of several errors of one row counts.
         for names, is_published in self._errors_newest_first():
             self._enter(names, ERRORS, is_published)
         known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
         unknown = [name for name in (f"{SPOOL}/{name}" for name in output.list_files(SPOOL)) if name not in known]
-        found.strange += [Found(name, problem="it is no spool file by its name") for name in unknown]
-        found.reads = self.reads if self.is_known else None
-        return found
+        inventory.strange += [Found(name, problem="it is no spool file by its name") for name in unknown]
+        inventory.reads = self.reads if self.is_known else None
+        return inventory
 
     def _enter(self, names: list[str], folder: str, is_published: bool) -> None:
-        found = self.found
+        inventory = self.inventory
         damaged = self.damaged if is_published else spool_problems(self.output, names)
-        found.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
+        inventory.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
         names = [name for name in names if name not in damaged]
         for batch in _batches(self._files(names, is_published)):
             files = self._located(batch, folder, is_published)
             if files:
-                masks = found.accounts.add([rows for _, rows in files], is_error=folder == ERRORS)
+                masks = inventory.accounts.add([rows for _, rows in files], is_error=folder == ERRORS)
                 for (relative, rows), repeated in zip(files, masks, strict=True):
                     (self._published if is_published else self._waiting)(relative, folder, rows, repeated)
 
@@ -178,63 +178,63 @@ class _Taker:
 
     def _located(self, batch: list[Found | str], folder: str, is_published: bool) -> list[tuple[str, Rows]]:
         """Return the files of a batch without problems and their rows, with one lookup of paths."""
-        found = self.found
-        fresh = [one for one in batch if not isinstance(one, str) and not self._is_strange(one)]
+        inventory = self.inventory
+        fresh = [file for file in batch if not isinstance(file, str) and not self._is_strange(file)]
         located = dict(
-            zip([one.relative for one in fresh], locate([one.table for one in fresh], self.paths), strict=True)
+            zip([file.relative for file in fresh], locate([file.table for file in fresh], self.paths), strict=True)
         )
-        for one in fresh:
-            rows = located[one.relative]
-            if problem := self.places.problem(rows):
-                found.strange.append(Found(one.relative, problem=problem))
-                del located[one.relative]
+        for file in fresh:
+            rows = located[file.relative]
+            if problem := self.samples.problem(rows):
+                inventory.strange.append(Found(file.relative, problem=problem))
+                del located[file.relative]
             elif is_published:
-                self._note(one, rows, folder)
+                self._note(file, rows, folder)
         located |= {name: self.reads.errors[name].rows for name in batch if isinstance(name, str)}
-        names = [one if isinstance(one, str) else one.relative for one in batch]
+        names = [file if isinstance(file, str) else file.relative for file in batch]
         return [(name, located[name]) for name in names if name in located]
 
-    def _is_strange(self, one: Found) -> bool:
+    def _is_strange(self, file: Found) -> bool:
         """Return whether a file is damaged or not of a known attempt; if so, add it to the strange files."""
-        problem = problem_of(one, self.fingerprints) or self.unrecorded.get(one.relative, "")
+        problem = problem_of(file, self.fingerprints) or self.unrecorded.get(file.relative, "")
         if problem:
-            self.found.strange.append(Found(one.relative, problem=problem))
+            self.inventory.strange.append(Found(file.relative, problem=problem))
         return bool(problem)
 
-    def _note(self, one: Found, rows: Rows, folder: str) -> None:
-        self.found.num_files_read += 1
-        version = self.versions.get(one.relative, "")
+    def _note(self, file: Found, rows: Rows, folder: str) -> None:
+        self.inventory.num_files_read += 1
+        version = self.versions.get(file.relative, "")
         if folder == DATA:
-            self.reads.data[one.relative] = version
+            self.reads.data[file.relative] = version
             # A file that was created after the listing of versions, or of a store without versions: it cannot be
             # recognised in the next inventory, and the rows counted here must not be counted again.
             self.is_known &= bool(version)
         elif version:
             needed = [name for name in rows.table.column_names if name != "source"] if self._needs_columns else []
             compact = Rows(rows.files, rows.rows, rows.table.select(needed))
-            self.reads.errors[one.relative] = ErrorFile(version, one.attempt, compact)
+            self.reads.errors[file.relative] = ErrorFile(version, file.attempt, compact)
 
     @property
     def _needs_columns(self) -> bool:
-        return self.found.accounts.rows_per_sample != 1
+        return self.inventory.accounts.rows_per_sample != 1
 
     def _published(self, relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
-        found = self.found
-        found.num_rows[folder] += int((~repeated).sum())
+        inventory = self.inventory
+        inventory.num_rows[folder] += int((~repeated).sum())
         if not len(repeated):
-            found.empty.add(relative)
+            inventory.empty.add(relative)
         if repeated.any() and folder == DATA:
-            found.doubled[relative] = _ids(rows, repeated)
+            inventory.doubled[relative] = _ids(rows, repeated)
         elif repeated.any():
-            found.superseded[relative] = repeated
+            inventory.superseded[relative] = repeated
 
     def _waiting(self, relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
         if repeated.all():
-            self.found.spent.append(relative)
+            self.inventory.spent.append(relative)
         else:
-            places = tuple(np.flatnonzero(repeated).tolist())
+            indices = tuple(np.flatnonzero(repeated).tolist())
             ids = frozenset(_ids(rows, repeated))
-            self.found.spooled.append(Spooled(relative, folder, len(repeated) - len(places), ids, places))
+            self.inventory.spooled.append(Spooled(relative, folder, len(repeated) - len(indices), ids, indices))
 
     def _errors_newest_first(self) -> list[tuple[list[str], bool]]:
         """Group error files into runs, newest first, as pairs of paths and whether they are published.
@@ -244,18 +244,18 @@ class _Taker:
         spooled, published = list_spooled(self.output, ERRORS)[::-1], list_published(self.output, ERRORS)[::-1]
         if not spooled:
             return [(published, True)]
-        attempts = {name: one.attempt for name, one in self.reads.errors.items()}
+        attempts = {name: file.attempt for name, file in self.reads.errors.items()}
         unknown = [name for name in published if name not in attempts]
-        attempts |= {one.relative: one.attempt for one in read_all_found(self.output, unknown, ())}
+        attempts |= {file.relative: file.attempt for file in read_all_found(self.output, unknown, ())}
         placed = [(-attempts[name], False, name) for name in published]
         placed += [(-spool_attempt(name), True, name) for name in spooled]
-        placed.sort(key=lambda one: one[:2])  # stable sort: within an attempt, newest first
-        runs = itertools.groupby(placed, lambda one: one[1])
+        placed.sort(key=lambda entry: entry[:2])  # stable sort: within an attempt, newest first
+        runs = itertools.groupby(placed, lambda entry: entry[1])
         return [([name for _, _, name in run], not waits) for waits, run in runs]
 
 
 def _kept(
-    known: Inventory, manifest: Manifest, versions: Mapping[str, str], damaged: Mapping[str, str], places: Places
+    known: Inventory, manifest: Manifest, versions: Mapping[str, str], damaged: Mapping[str, str], samples: ShardSamples
 ) -> Reads | None:
     """Return what is still valid of the files that an earlier inventory has read; None if all must be read again.
 
@@ -271,9 +271,9 @@ def _kept(
     if any(versions.get(name) != version or name in damaged for name, version in reads.data.items()):
         return None
     errors = {
-        name: one
-        for name, one in reads.errors.items()
-        if versions.get(name) == one.version and name not in damaged and not places.problem(one.rows)
+        name: file
+        for name, file in reads.errors.items()
+        if versions.get(name) == file.version and name not in damaged and not samples.problem(file.rows)
     }
     try:
         return Reads(paths, reads.results.with_counts(manifest.counts), dict(reads.data), errors)
@@ -281,11 +281,11 @@ def _kept(
         return None
 
 
-def problem_of(one: Found, fingerprints: Mapping[int, str | None]) -> str:
+def problem_of(file: Found, fingerprints: Mapping[int, str | None]) -> str:
     """Return why a file is damaged, or not of a known attempt; empty if it is sound."""
-    if one.problem or fingerprints.get(one.attempt, "") in (None, one.fingerprint):
-        return one.problem
-    return f"it was made by attempt {one.attempt} of config {one.fingerprint}, which this output has no record of"
+    if file.problem or fingerprints.get(file.attempt, "") in (None, file.fingerprint):
+        return file.problem
+    return f"it was made by attempt {file.attempt} of config {file.fingerprint}, which this output has no record of"
 
 
 def spool_problems(output: OutputDir, names: Sequence[str]) -> dict[str, str]:
@@ -307,17 +307,17 @@ def spool_problems(output: OutputDir, names: Sequence[str]) -> dict[str, str]:
 
 
 def _ids(rows: Rows, mask: Bools) -> list[str]:
-    found: list[str] = rows.table["sample_id"].filter(pa.array(mask)).to_pylist()
-    return found
+    ids: list[str] = rows.table["sample_id"].filter(pa.array(mask)).to_pylist()
+    return ids
 
 
-def _batches(found: Iterable[Found | str]) -> Iterator[list[Found | str]]:
+def _batches(files: Iterable[Found | str]) -> Iterator[list[Found | str]]:
     """Group files into batches, whose source paths are looked up together."""
     batch: list[Found | str] = []
     num_rows = 0
-    for one in found:
-        batch.append(one)
-        num_rows += 0 if isinstance(one, str) or one.table is None else one.table.num_rows
+    for file in files:
+        batch.append(file)
+        num_rows += 0 if isinstance(file, str) or file.table is None else file.table.num_rows
         if num_rows >= _ROWS_AT_ONCE or len(batch) >= _FILES_AT_ONCE:
             yield batch
             batch, num_rows = [], 0

@@ -77,22 +77,22 @@ class OutputIds:
 
     def hashes(self) -> Iterator[pa.Table]:
         for table in self._read(_hashed):
-            files, rows = self._places(table)
+            files, rows = self._positions(table)
             yield pa.table([table["hash"], files.astype(np.int32), rows], schema=HASHES)
 
     def ids(self, suspects: DoneBitmap) -> Iterator[pa.Table]:
         for table in self._read(_unhashed):
-            files, rows = self._places(table)
+            files, rows = self._positions(table)
             is_suspect = suspects.is_inside(files, rows)
             is_suspect[is_suspect] = suspects.has(files[is_suspect], rows[is_suspect])
             table = table.filter(pa.array(is_suspect))
-            places = [files[is_suspect].astype(np.int32), rows[is_suspect], table["rank"]]
-            yield pa.table([table["sample_id"], *places], schema=IDS)
+            columns = [files[is_suspect].astype(np.int32), rows[is_suspect], table["rank"]]
+            yield pa.table([table["sample_id"], *columns], schema=IDS)
 
-    def _places(self, table: pa.Table) -> tuple[Ints, Ints]:
+    def _positions(self, table: pa.Table) -> tuple[Ints, Ints]:
         if self.paths is not None:
-            [found] = locate([table], self.paths)
-            return found.files, found.rows
+            [located] = locate([table], self.paths)
+            return located.files, located.rows
         return table["number"].to_numpy(), table["row"].to_numpy()
 
     def _read(self, change: Any) -> Iterator[pa.Table]:
@@ -122,16 +122,16 @@ def _read_part(
     first, names = item
     read = columns if turns is None else (*columns, "attempt")
     tables = []
-    for number, one in enumerate(read_all_found(output, names, read), first):
-        if one.table is not None:
-            size = one.table.num_rows
+    for number, file in enumerate(read_all_found(output, names, read), first):
+        if file.table is not None:
+            size = file.table.num_rows
             ranks = np.zeros(size, np.int64)
             if turns is not None and size:
-                ranks = turns.ranks(shard_of(one.relative), one.table["attempt"].to_numpy())
-            ids = one.table["sample_id"].cast(pa.large_string())
-            kept = {name: one.table[name] for name in columns if name != "sample_id"}
-            own = {"number": np.full(size, number), "row": np.arange(size), "rank": pa.array(ranks, pa.int32())}
-            table = pa.table({"sample_id": ids, **kept, **own})
+                ranks = turns.ranks(shard_of(file.relative), file.table["attempt"].to_numpy())
+            ids = file.table["sample_id"].cast(pa.large_string())
+            kept_columns = {name: file.table[name] for name in columns if name != "sample_id"}
+            positions = {"number": np.full(size, number), "row": np.arange(size), "rank": pa.array(ranks, pa.int32())}
+            table = pa.table({"sample_id": ids, **kept_columns, **positions})
             tables.append(table.filter(pa.array(ranks != UNRANKED)))
     empty = dict.fromkeys(("source",), pa.array([], pa.string()))
     empty |= {name: pa.array([], pa.int64()) for name in ("row_index", "number", "row")}

@@ -85,7 +85,7 @@ class Publisher:
         return published, self._spool(spool_number, split(table))
 
     def _joined(self, tables: Sequence[pa.Table]) -> pa.Table:
-        return pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
+        return pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(table) for table in tables)])
 
     def _spool(self, number: int, rows_of: dict[str, pa.Table]) -> list[Spooled]:
         done = []
@@ -98,12 +98,12 @@ class Publisher:
 
     def publish(self, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
         """Publish the rows of these spool files as the first free number from `number` on; return that number."""
-        return self.publish_rows(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
+        return self.publish_rows(folder, number, pa.concat_tables([self._read(file) for file in spooled]))
 
     def _read(self, spooled: Spooled) -> pa.Table:
         table = self.read_rows(spooled.relative)
-        if spooled.places:
-            table = table.filter(pa.array(~np.isin(np.arange(table.num_rows), spooled.places)))
+        if spooled.dropped:
+            table = table.filter(pa.array(~np.isin(np.arange(table.num_rows), spooled.dropped)))
         if table.num_rows != spooled.num_rows:
             raise OSError(f"{spooled.relative} holds {table.num_rows} rows in place of {spooled.num_rows}")
         return self.format.check(table)

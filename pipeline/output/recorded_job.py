@@ -67,31 +67,31 @@ class RecordedJob:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
         if a file is damaged or was made by another configuration."""
         for view in self.views:
-            for found in read_all_found(view, list_published(view, DATA), columns):
-                yield self._checked(found, dotted)
+            for file in read_all_found(view, list_published(view, DATA), columns):
+                yield self._checked(file, dotted)
 
-    def _checked(self, found: Found, dotted: str) -> pa.Table:
-        if found.table is None:
+    def _checked(self, file: Found, dotted: str) -> pa.Table:
+        if file.table is None:
             raise ConfigError(
-                f"{dotted}: {self.output.shown(found.relative)}: {found.problem}; `{shlex.join(command('check'))}` "
+                f"{dotted}: {self.output.shown(file.relative)}: {file.problem}; `{shlex.join(command('check'))}` "
                 "lists the damaged files, and the job's own command makes their rows again"
             )
-        if found.table.num_rows and found.fingerprint != self.fingerprint:
-            how = f"{found.relative} was made by config {found.fingerprint}, not {self.fingerprint}"
+        if file.table.num_rows and file.fingerprint != self.fingerprint:
+            how = f"{file.relative} was made by config {file.fingerprint}, not {self.fingerprint}"
             raise mixed(self.output, dotted, how)
-        return found.table
+        return file.table
 
     def inside(self, rows: pa.Table) -> pa.Table:
         """Return the rows (columns `PLACE`) of the manifest; a job that resumes may have listed further files since."""
         if not rows.num_rows:
             return rows
-        [found] = locate([rows], PathIndex(self.manifest.files["path"]))
-        return rows.filter(pa.array(DoneBitmap(self.manifest.counts).is_inside(found.files, found.rows)))
+        [located] = locate([rows], PathIndex(self.manifest.files["path"]))
+        return rows.filter(pa.array(DoneBitmap(self.manifest.counts).is_inside(located.files, located.rows)))
 
     def files_of(self, rows: pa.Table) -> Manifest:
         """Return the manifest of the files of `rows` (columns `PLACE`), without kept columns and shards."""
-        [found] = locate([rows], PathIndex(self.manifest.files["path"]))
-        files = self.manifest.files.take(pa.array(np.unique(found.files[found.files >= 0])))
+        [located] = locate([rows], PathIndex(self.manifest.files["path"]))
+        files = self.manifest.files.take(pa.array(np.unique(located.files[located.files >= 0])))
         return Manifest(self.manifest.root, files.combine_chunks(), pa.schema([]))
 
     def source_root(self) -> str:
@@ -108,9 +108,9 @@ class RecordedJob:
             filesystem, root, listing = list_source(source, Skipped())
         except ConfigError as error:
             raise ConfigError(f"{error}\n(it is the source of the job in {self.output.shown()})") from None
-        places = PathIndex(listing["path"]).find(manifest.files["path"].combine_chunks())
-        _refuse_files(manifest, places < 0, f"gone, and the job in {self.output.shown()} has read")
-        now = listing.take(pa.array(places))
+        indices = PathIndex(listing["path"]).find(manifest.files["path"].combine_chunks())
+        _refuse_files(manifest, indices < 0, f"gone, and the job in {self.output.shown()} has read")
+        now = listing.take(pa.array(indices))
         differ = np.zeros(manifest.num_files, bool)
         for name in ("size_bytes", "token"):
             pairs = zip(manifest.files[name].to_pylist(), now[name].to_pylist(), strict=True)
@@ -121,15 +121,15 @@ class RecordedJob:
 
 def rows_without(rows: pa.Table, manifest: Manifest) -> DoneBitmap:
     """Return the samples of the manifest other than `rows` (columns `PLACE`), which are not read."""
-    [found] = locate([rows], PathIndex(manifest.files["path"]))
-    return DoneBitmap.all_but(manifest.counts, found.files, found.rows)
+    [located] = locate([rows], PathIndex(manifest.files["path"]))
+    return DoneBitmap.all_but(manifest.counts, located.files, located.rows)
 
 
 def _refuse_files(manifest: Manifest, wrong: Any, what: str) -> None:
-    found = np.flatnonzero(wrong)
-    if len(found):
-        names = ", ".join(manifest.files["path"][row].as_py() for row in found[:MAX_NAMED].tolist())
-        more = f" and {len(found) - MAX_NAMED:,} more" if len(found) > MAX_NAMED else ""
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        names = ", ".join(manifest.files["path"][row].as_py() for row in rows[:MAX_NAMED].tolist())
+        more = f" and {len(rows) - MAX_NAMED:,} more" if len(rows) > MAX_NAMED else ""
         raise ConfigError(f"source.path: {names}{more}: {what} it; results belong to the rows that they were made from")
 
 
@@ -188,8 +188,8 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
 
 def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:
     """Return the identities of the source's local root in records of attempts, which old records do not have."""
-    found = (FolderId.parse(record.get(SOURCE_FOLDER)) for record in records)
-    return tuple(one for one in found if one is not None)
+    folders = (FolderId.parse(record.get(SOURCE_FOLDER)) for record in records)
+    return tuple(folder for folder in folders if folder is not None)
 
 
 def mixed(output: OutputDir, dotted: str, how: str) -> ConfigError:

@@ -51,15 +51,15 @@ class Turns:
 def take_turn(output: OutputDir, attempt: int) -> Turns:
     """Take the next turn for an attempt of the shard of `output`, and return it after the earlier ones; DamagedFile if
     one of these is damaged or missing."""
-    own = (output.shard.number, attempt)
+    turn = (output.shard.number, attempt)
     taken = [_read(output, number) for number in range(len(output.list_files(TURNS)))]
     while True:  # ends, because every other attempt takes one turn
         try:
-            output.create_recorded(_name(len(taken)), json.dumps(own).encode())
+            output.create_recorded(_name(len(taken)), json.dumps(turn).encode())
         except FileExistsError:
             taken.append(_read(output, len(taken)))
             continue
-        return Turns((*taken, own))
+        return Turns((*taken, turn))
 
 
 def problem_of_turn(turn: Any) -> str:

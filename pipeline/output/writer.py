@@ -100,12 +100,12 @@ class Writer:
     ) -> None:
         self._publisher, self._sink, self._call, self._clock = publisher, sink, call, clock
         self._spooled: dict[str, list[Spooled]] = {DATA: [], ERRORS: []}
-        for one in waiting:
-            self._spooled[one.folder].append(one)
+        for file in waiting:
+            self._spooled[file.folder].append(file)
         self._next = next_numbers or {DATA: 0, ERRORS: 0}
         self._numbers = {folder: FileNumbers(first, WINDOW[folder]) for folder, first in self._next.items()}
         self._spool_number = 0
-        self._held = _Buffer()
+        self._buffer = _Buffer()
         self._changed = threading.Condition()
         self._closing = False
         self._hurried = False
@@ -139,7 +139,7 @@ class Writer:
         """Buffer finished blocks; wait while the buffer is full."""
         with self._changed:
             try:
-                self._changed.wait_for(lambda: self._failure is not None or not self._held.is_full(self._sink))
+                self._changed.wait_for(lambda: self._failure is not None or not self._buffer.is_full(self._sink))
             except BaseException:  # a signal; these blocks are finished and are spooled with the others
                 self._hold(blocks, num_rows, num_bytes)
                 raise
@@ -148,11 +148,11 @@ class Writer:
             self._hold(blocks, num_rows, num_bytes)
 
     def _hold(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
-        if not self._held.blocks:
-            self._held.since_s = self._clock()
-        self._held.blocks.extend(blocks)
-        self._held.num_rows += num_rows
-        self._held.num_bytes += num_bytes
+        if not self._buffer.blocks:
+            self._buffer.since_s = self._clock()
+        self._buffer.blocks.extend(blocks)
+        self._buffer.num_rows += num_rows
+        self._buffer.num_bytes += num_bytes
         self._changed.notify_all()
 
     def hurry(self, hurried: bool) -> None:
@@ -163,39 +163,39 @@ class Writer:
 
     def _run(self) -> None:
         with ThreadPoolExecutor(self._max_tasks, thread_name_prefix="writer-task") as pool:
-            while (held := self._take_due()) is not None:
-                pool.submit(self._write, held, self._spool_number)
+            while (buffer := self._take_due()) is not None:
+                pool.submit(self._write, buffer, self._spool_number)
                 self._spool_number += 1
 
     def _take_due(self) -> _Buffer | None:
         """Wait until buffered blocks are due and a task may start, and return them; None at the end or on a failure."""
         with self._changed:
             while self._failure is None:
-                age_s = self._clock() - self._held.since_s
+                age_s = self._clock() - self._buffer.since_s
                 bound_s = self._sink.max_unsaved_seconds
                 bound_s = min(bound_s, MAX_DRAIN_SECONDS) if self._hurried else bound_s
-                is_due = self._closing or age_s >= bound_s or self._held.is_full(self._sink)
-                if self._held.blocks and is_due and self._num_tasks < self._max_tasks:
-                    held, self._held = self._held, _Buffer()
+                is_due = self._closing or age_s >= bound_s or self._buffer.is_full(self._sink)
+                if self._buffer.blocks and is_due and self._num_tasks < self._max_tasks:
+                    buffer, self._buffer = self._buffer, _Buffer()
                     self._num_tasks += 1
                     self._changed.notify_all()
-                    return held
-                if self._closing and not self._held.blocks:
+                    return buffer
+                if self._closing and not self._buffer.blocks:
                     return None
-                self._changed.wait(bound_s - age_s if self._held.blocks and not is_due else None)
+                self._changed.wait(bound_s - age_s if self._buffer.blocks and not is_due else None)
             return None
 
-    def _write(self, held: _Buffer, spool_number: int) -> None:
+    def _write(self, buffer: _Buffer, spool_number: int) -> None:
         """Publish a full buffer or spool one that is not full, then publish spool files that fill a file."""
         try:
             self._check_alone()
-            if held.is_full(self._sink):
-                spooled = self._write_full(held, spool_number)
+            if buffer.is_full(self._sink):
+                spooled = self._write_full(buffer, spool_number)
             else:
-                spooled = self._call(spool, self._publisher, spool_number, *held.blocks)
+                spooled = self._call(spool, self._publisher, spool_number, *buffer.blocks)
             with self._changed:
-                for one in spooled:
-                    self._spooled[one.folder].append(one)
+                for file in spooled:
+                    self._spooled[file.folder].append(file)
             if not self._closing:
                 self._publish(everything=False)
         except BaseException as failure:
@@ -213,11 +213,11 @@ class Writer:
         if is_due:
             self._publisher.check_alone()
 
-    def _write_full(self, held: _Buffer, spool_number: int) -> list[Spooled]:
+    def _write_full(self, buffer: _Buffer, spool_number: int) -> list[Spooled]:
         number, published = self._numbers[DATA].take(), None
         spooled: list[Spooled] = []
         try:
-            published, spooled = self._call(write, self._publisher, number, spool_number, *held.blocks)
+            published, spooled = self._call(write, self._publisher, number, spool_number, *buffer.blocks)
         finally:
             self._numbers[DATA].end(number, published)
         return spooled
@@ -231,20 +231,20 @@ class Writer:
                     published = self._call(Publisher.publish, self._publisher, folder, number, taken)
                 finally:
                     self._numbers[folder].end(number, published)
-                for one in taken:
-                    self._publisher.remove(one.relative)
+                for file in taken:
+                    self._publisher.remove(file.relative)
 
     def _take_spooled(self, folder: str, everything: bool) -> list[Spooled]:
         """Remove spool files with up to `rows_per_file` rows from the list, and return them; none if they fill no file
         and not `everything` is published."""
         with self._changed:
             waiting, taken, num_rows = self._spooled[folder], list[Spooled](), 0
-            if not everything and sum(one.num_rows for one in waiting) < self._sink.rows_per_file:
+            if not everything and sum(file.num_rows for file in waiting) < self._sink.rows_per_file:
                 return []
-            waiting.sort(key=lambda one: -one.num_rows)  # small spool files fill up the rest of a file
-            for one in waiting:
-                if not taken or num_rows + one.num_rows <= self._sink.rows_per_file:
-                    num_rows += one.num_rows
-                    taken.append(one)
-            waiting[:] = [one for one in waiting if one not in taken]
+            waiting.sort(key=lambda file: -file.num_rows)  # small spool files fill up the rest of a file
+            for file in waiting:
+                if not taken or num_rows + file.num_rows <= self._sink.rows_per_file:
+                    num_rows += file.num_rows
+                    taken.append(file)
+            waiting[:] = [file for file in waiting if file not in taken]
             return taken

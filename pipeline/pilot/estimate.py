@@ -75,14 +75,14 @@ def draw(datasource: SpanDatasource, num_samples: int) -> Pilot:
     """Read at most `num_samples` samples, spread evenly over spans and rows; raise ConfigError if there are none."""
     count = min(MAX_SPANS, datasource.num_spans, num_samples)
     chosen = [(2 * index + 1) * datasource.num_spans // (2 * count) for index in range(count)]
-    tables, span_rows, left = [], [], num_samples
-    for place, span in enumerate(chosen):
+    tables, span_rows, remaining = [], [], num_samples
+    for index, span in enumerate(chosen):
         table = datasource.read(span, note=False)  # a note is a file in the output
-        wanted = min(table.num_rows, math.ceil(left / (count - place)))
+        wanted = min(table.num_rows, math.ceil(remaining / (count - index)))
         rows = [(2 * index + 1) * table.num_rows // (2 * wanted) for index in range(wanted)]
         tables.append(table.take(pa.array(rows, pa.int64())))
         span_rows.append(table.num_rows)
-        left -= wanted
+        remaining -= wanted
     if not sum(span_rows):
         raise ConfigError("source.path: the spans looked at hold no samples")
     return Pilot(tuple(tables), tuple(span_rows), datasource.num_spans, datasource.num_samples)
@@ -172,10 +172,10 @@ def estimate(
     if verdict is not None and engine_hours.value:
         spread = engine_hours.times(1 / engine_hours.value)
         verdict = verdict.with_hours(rows.value, spread, devices, price_per_hour)
-        found = verdict.result_of(method)
-        if found is not None and found.row_s is not None:
-            engine_hours = found.row_s.times_range(spread).times(rows.value / 3600)
-            acceptance_length = found.acceptance_length
+        result = verdict.result_of(method)
+        if result is not None and result.row_s is not None:
+            engine_hours = result.row_s.times_range(spread).times(rows.value / 3600)
+            acceptance_length = result.acceptance_length
     device_hours = engine_hours.times(devices)
     return Estimate(
         pilot_samples=pilot.size,

@@ -48,5 +48,5 @@ def stage_seconds(dataset: Dataset, name: str) -> float | None:
             yield from operators(parent)
         yield from summary.operators_stats
 
-    found = [one.wall_time.sum for one in operators(dataset.get_stats_summary()) if f"({name})" in one.operator_name]
-    return sum(found) if found else None
+    seconds = [op.wall_time.sum for op in operators(dataset.get_stats_summary()) if f"({name})" in op.operator_name]
+    return sum(seconds) if seconds else None

@@ -132,23 +132,23 @@ class PilotVerdict:
         """Return the verdict with device hours and costs of `num_rows` rows. `spread` is the relative uncertainty of
         the job's engine time, because the spans of the source differ."""
 
-        def priced(one: MethodResult) -> MethodResult:
-            if one.row_s is None:
-                return one
-            hours = one.row_s.times_range(spread).times(num_rows * devices / 3600)
+        def priced(result: MethodResult) -> MethodResult:
+            if result.row_s is None:
+                return result
+            hours = result.row_s.times_range(spread).times(num_rows * devices / 3600)
             cost = None if price_per_hour is None else hours.times(price_per_hour)
-            return replace(one, device_hours=hours, cost=cost)
+            return replace(result, device_hours=hours, cost=cost)
 
         return replace(self, methods=tuple(map(priced, self.methods)))
 
     @property
     def fastest(self) -> str:
         """The method with the least time per row, which `method.auto` keeps."""
-        return min(self.methods, key=lambda one: one.row_s.value if one.row_s else math.inf).method
+        return min(self.methods, key=lambda result: result.row_s.value if result.row_s else math.inf).method
 
     def result_of(self, method: str) -> MethodResult | None:
         """Return a method's result; None if it was not measured."""
-        return next((one for one in self.methods if one.method == method and one.row_s is not None), None)
+        return next((result for result in self.methods if result.method == method and result.row_s is not None), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; infinite limits of intervals are None."""
@@ -166,14 +166,14 @@ class PilotVerdict:
         if self.actors_waited > 0.1:
             lines.append(f"  the engine waited for input in {self.actors_waited:.0%} of its time")
         lines.append(f"{'ceiling':<30}{_times(self.ceiling)}, if decoding took no time")
-        for one in self.methods:
-            parts = [_times(one.speedup) if one.speedup else "not measured"]
-            parts += [f"{_ms(one.row_s)} per row"] if one.row_s else []
-            parts += [f"acceptance length {one.acceptance_length:.2f}"] if one.acceptance_length > 1 else []
-            parts += [] if one.lossless else ["lossy"]
-            parts += [f"{_figures(one.device_hours)} device-hours"] if one.device_hours else []
-            parts += [f"cost {_figures(one.cost)}"] if one.cost else []
-            lines.append(f"  {one.method:<28}{', '.join(parts)}")
+        for result in self.methods:
+            parts = [_times(result.speedup) if result.speedup else "not measured"]
+            parts += [f"{_ms(result.row_s)} per row"] if result.row_s else []
+            parts += [f"acceptance length {result.acceptance_length:.2f}"] if result.acceptance_length > 1 else []
+            parts += [] if result.lossless else ["lossy"]
+            parts += [f"{_figures(result.device_hours)} device-hours"] if result.device_hours else []
+            parts += [f"cost {_figures(result.cost)}"] if result.cost else []
+            lines.append(f"  {result.method:<28}{', '.join(parts)}")
         lines.append(f"{'recommended':<30}{self.recommended}: {self.reason}")
         return lines
 
@@ -189,21 +189,21 @@ def judge(
     plain decoding was not measured."""
     if not choice.plain:
         return None
-    shares = [one.decode_s / (one.encode_s + one.prefill_s + one.decode_s) for one in choice.plain]
+    shares = [sample.decode_s / (sample.encode_s + sample.prefill_s + sample.decode_s) for sample in choice.plain]
     share = mean_of(shares)
     share = Range(share.value, max(0.0, share.low), min(1.0, share.high))
-    standings = {one.method: one for one in choice.standings}
+    standings = {standing.method: standing for standing in choice.standings}
     results = tuple(_result(standings[name], lossless) for name, lossless in methods.items() if name in standings)
     if len(results) == 1:  # the trial's fit has no degrees of freedom for one method
-        total_s = mean_of([one.encode_s + one.prefill_s + one.decode_s for one in choice.plain])
+        total_s = mean_of([sample.encode_s + sample.prefill_s + sample.decode_s for sample in choice.plain])
         results = (replace(results[0], row_s=total_s),)
     recommended, reason = _recommend(results, share)
     return PilotVerdict(
-        encode_s=mean_of([one.encode_s for one in choice.plain]),
-        prefill_s=mean_of([one.prefill_s for one in choice.plain]),
-        decode_s=mean_of([one.decode_s for one in choice.plain]),
+        encode_s=mean_of([sample.encode_s for sample in choice.plain]),
+        prefill_s=mean_of([sample.prefill_s for sample in choice.plain]),
+        decode_s=mean_of([sample.decode_s for sample in choice.plain]),
         decode_share=share,
-        ceiling=Range(*(1 / (1 - one) if one < 1 else math.inf for one in (share.value, share.low, share.high))),
+        ceiling=Range(*(1 / (1 - value) if value < 1 else math.inf for value in (share.value, share.low, share.high))),
         methods=results,
         recommended=recommended,
         reason=reason,
@@ -213,29 +213,29 @@ def judge(
     )
 
 
-def _result(one: CandidateResult, lossless: bool) -> MethodResult:
+def _result(candidate: CandidateResult, lossless: bool) -> MethodResult:
     def ranged(value: float | None, low: float | None, high: float | None) -> Range | None:
         if value is None:
             return None
         return Range(value, 0.0 if low is None else low, math.inf if high is None else high)
 
     return MethodResult(
-        one.method,
+        candidate.method,
         lossless,
-        ranged(one.sample_s, one.low_s, one.high_s),
-        ranged(one.speedup, one.speedup_low, one.speedup_high),
-        one.acceptance_length,
-        one.note,
+        ranged(candidate.sample_s, candidate.low_s, candidate.high_s),
+        ranged(candidate.speedup, candidate.speedup_low, candidate.speedup_high),
+        candidate.acceptance_length,
+        candidate.note,
     )
 
 
 def _recommend(results: tuple[MethodResult, ...], share: Range) -> tuple[str, str]:
     """Return the fastest method whose interval is above plain decoding, or `NONE`, with the reason."""
-    plain, others = results[0], [one for one in results[1:] if one.speedup is not None]
+    plain, others = results[0], [result for result in results[1:] if result.speedup is not None]
     most = f"decoding takes {share.value:.0%} of the engine's time"
     if not others:
         return NONE, f"no method with a drafter was measured; {most}"
-    best = max(others, key=lambda one: one.speedup.value if one.speedup else 0.0)
+    best = max(others, key=lambda result: result.speedup.value if result.speedup else 0.0)
     assert best.speedup is not None
     reached = f"{best.method} reaches {_times(best.speedup)} of {plain.method}"
     if best.speedup.low > 1:
@@ -245,32 +245,36 @@ def _recommend(results: tuple[MethodResult, ...], share: Range) -> tuple[str, st
     return NONE, f"no method is measurably faster than {plain.method}: {reached}; {most}"
 
 
-def _ms(one: Range) -> str:
-    if not math.isfinite(one.high):
-        return f"{1000 * one.value:,.3g} ms"
-    return f"{1000 * one.value:,.3g} ms ({1000 * max(0.0, one.low):,.3g} to {1000 * one.high:,.3g})"
+def _ms(interval: Range) -> str:
+    if not math.isfinite(interval.high):
+        return f"{1000 * interval.value:,.3g} ms"
+    return f"{1000 * interval.value:,.3g} ms ({1000 * max(0.0, interval.low):,.3g} to {1000 * interval.high:,.3g})"
 
 
-def _times(one: Range) -> str:
-    text = f"{one.value:.2f}x" if math.isfinite(one.value) else "unbounded"
-    return f"{text} ({one.low:.2f} to {one.high:.2f})" if math.isfinite(one.high) and one.high > one.low else text
+def _times(interval: Range) -> str:
+    text = f"{interval.value:.2f}x" if math.isfinite(interval.value) else "unbounded"
+    return (
+        f"{text} ({interval.low:.2f} to {interval.high:.2f})"
+        if math.isfinite(interval.high) and interval.high > interval.low
+        else text
+    )
 
 
-def _figures(one: Range) -> str:
-    if not math.isfinite(one.high):
-        return f"{one.value:,.3g}"
-    return f"{one.value:,.3g} ({one.low:,.3g} to {one.high:,.3g})"
+def _figures(interval: Range) -> str:
+    if not math.isfinite(interval.high):
+        return f"{interval.value:,.3g}"
+    return f"{interval.value:,.3g} ({interval.low:,.3g} to {interval.high:,.3g})"
 
 
 def finite(value: Any) -> Any:
     """Replace infinite numbers by None, which JSON has no form for."""
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def methods_of(config: CaptionJobConfig | SynthesizeJobConfig) -> dict[str, bool]:
     """Return the names of the pilot's methods, plain decoding first, and whether each is lossless."""
-    return {one.label: one.verify_mode == "lossless" for one in pilot_method(config.method).methods}
+    return {method.label: method.verify_mode == "lossless" for method in pilot_method(config.method).methods}

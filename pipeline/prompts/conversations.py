@@ -34,10 +34,10 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages with lists of text, image and video parts; `places` has, by kind, a URI or None per placeholder."""
+    """Messages with lists of text, image and video parts; `uris` has, by kind, a URI or None per placeholder."""
 
     messages: list[dict[str, Any]]
-    places: dict[str, list[str | None]]
+    uris: dict[str, list[str | None]]
 
 
 def read_conversation(value: Any, column: str, drops_answers: bool = True) -> Conversation:
@@ -59,20 +59,20 @@ def read_conversation(value: Any, column: str, drops_answers: bool = True) -> Co
     if not roles or roles[-1] != "user":
         raise _invalid(column, "does not end with a turn of the user, which the model then answers")
     messages: list[dict[str, Any]] = []
-    places: dict[str, list[str | None]] = {kind: [] for kind in MEDIA}
+    uris: dict[str, list[str | None]] = {kind: [] for kind in MEDIA}
     num_chars = 0
     for number, (turn, role) in enumerate(zip(value, roles, strict=False), start=1):
         parts = list(_parts(turn, f"turn {number}", column))
         for part, uri in parts:
             num_chars += len(part.get("text", ""))
             if part["type"] in MEDIA:
-                places[part["type"]].append(uri)
+                uris[part["type"]].append(uri)
         messages.append({"role": role, "content": [part for part, _ in parts]})
     if num_chars > MAX_TEXT_CHARS:
         raise _invalid(column, f"has more than {MAX_TEXT_CHARS} characters")
     if all(part["type"] == "text" and not part["text"].strip() for part in messages[-1]["content"]):
         raise RowError("missing_column_value", f"the column {column!r} ends with a blank turn of the user")
-    return Conversation(messages, places)
+    return Conversation(messages, uris)
 
 
 def _role(turn: Any, where: str, column: str) -> str:
@@ -144,17 +144,17 @@ def place_media(conversation: Conversation, kind: str, given: Sequence[Any], col
     """Return the media of a kind in placeholder order: the URI of each placeholder, or the next medium of `given`.
     Without placeholders, the media are inserted before the text of the first user turn. RowError `invalid_value` if
     there are more or fewer media than placeholders."""
-    places = conversation.places[kind]
-    if not places and given:
+    uris = conversation.uris[kind]
+    if not uris and given:
         turn = next(message for message in conversation.messages if message["role"] == "user")
         num_before = sum(part["type"] in MEDIA for part in turn["content"])
         turn["content"][num_before:num_before] = [{"type": kind}] * len(given)
         return list(given)
-    num_open = places.count(None)
+    num_open = uris.count(None)
     if num_open != len(given):
         raise _invalid(column, f"has {num_open} places for {kind}s, and the row has {len(given)}")
     rest = iter(given)
-    return [next(rest) if uri is None else uri for uri in places]
+    return [next(rest) if uri is None else uri for uri in uris]
 
 
 def _invalid(column: str, what: str) -> RowError:

@@ -74,8 +74,8 @@ class PromptOptions:
         """Return a row's prompts, images and videos, in placeholder order; URIs from a conversation are strings."""
         names = ["seed", *sampling_names(self.columns, self.sampling)]
         names = [name for name in names if getattr(self.columns, name) is not None]
-        own = read_sampling(fields, self.columns, self.sampling, self.seed) if names else {}
-        sampling = json.dumps({name: own[name] for name in names}) if names else ""
+        options = read_sampling(fields, self.columns, self.sampling, self.seed) if names else {}
+        sampling = json.dumps({name: options[name] for name in names}) if names else ""
         if self.columns.messages is not None:
             column = self.columns.messages
             conversation = read_conversation(fields.get(column), column, self.drops_answers)
@@ -110,4 +110,4 @@ class PromptOptions:
             raise RowError("missing_column_value", f"the column {column!r} has no prompts in this row")
         if not isinstance(value, list) or len(value) > MAX_PROMPTS:
             raise RowError("invalid_value", f"the column {column!r} holds no list of up to {MAX_PROMPTS} prompts")
-        return [{**fields, PROMPT_FIELD: one} for one in value]
+        return [{**fields, PROMPT_FIELD: prompt} for prompt in value]

@@ -105,16 +105,16 @@ def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[
         return text
     pattern = _any_of(tuple(special_tokens))
     parts: list[str] = []
-    place = 0
-    while (found := pattern.search(text, place)) is not None:
-        start, end = found.span()
-        parts.append(text[place : start + 1])
+    position = 0
+    while (match := pattern.search(text, position)) is not None:
+        start, end = match.span()
+        parts.append(text[position : start + 1])
         if values is None or any(low < end and start < high for low, high in values):
             if end - start == 1:
-                raise RowError("invalid_value", f"a column's text holds the special token {found.group()!r}")
+                raise RowError("invalid_value", f"a column's text holds the special token {match.group()!r}")
             parts.append(" ")
-        place = start + 1
-    return "".join([*parts, text[place:]])
+        position = start + 1
+    return "".join([*parts, text[position:]])
 
 
 @lru_cache(maxsize=8)

@@ -51,11 +51,11 @@ def line_chart(points: Sequence[Point], label: str, x_unit: str, zero: bool = Tr
         parts.append(Markup('<polyline class="line" points="{}"/>').format(path))
     radius = 2.5 if len(values) <= 60 else 1.5
     parts += [
-        Markup('<g class="dot"><circle cx="{:.1f}" cy="{:.1f}" r="8" class="hit"/>').format(across(one.x), down(one.y))
-        + Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(across(one.x), down(one.y), radius)
-        + Markup("<title>{}</title></g>").format(one.title)
-        for one in points
-        if one.y is not None
+        Markup('<g class="dot"><circle cx="{:.1f}" cy="{:.1f}" r="8" class="hit"/>').format(across(dot.x), down(dot.y))
+        + Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(across(dot.x), down(dot.y), radius)
+        + Markup("<title>{}</title></g>").format(dot.title)
+        for dot in points
+        if dot.y is not None
     ]
     return _svg(parts, label)
 
@@ -73,15 +73,15 @@ def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, x_label: str) 
     step = (WIDTH - LEFT - RIGHT) / len(bars)
     width = min(46.0, step * 0.72)
     every = math.ceil(len(bars) / 24)
-    for place, (name, value, title) in enumerate(bars):
-        middle = LEFT + step * (place + 0.5)
+    for index, (name, value, title) in enumerate(bars):
+        middle = LEFT + step * (index + 0.5)
         parts.append(
             Markup('<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2">').format(
                 middle - width / 2, down(value), width, max(1.0, down(0) - down(value))
             )
             + Markup("<title>{}</title></rect>").format(title)
         )
-        if place % every == 0:
+        if index % every == 0:
             parts.append(_text(middle, HEIGHT - BOTTOM + 20, name, "middle"))
     parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, x_label, "end"))
     return _svg(parts, label)
@@ -90,10 +90,10 @@ def bar_chart(bars: Sequence[tuple[str, float, str]], label: str, x_label: str) 
 def share_bar(shares: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Draw parts of a whole, (name, share, text), as one horizontal bar with a legend."""
     parts, left = [], 0.0
-    for place, (name, share, text) in enumerate(shares):
+    for index, (name, share, text) in enumerate(shares):
         width = 100 * max(0.0, share)
         parts.append(
-            Markup('<rect class="part{}" x="{:.3f}" y="0" width="{:.3f}" height="6">').format(place % 6, left, width)
+            Markup('<rect class="part{}" x="{:.3f}" y="0" width="{:.3f}" height="6">').format(index % 6, left, width)
             + Markup("<title>{}: {}</title></rect>").format(name, text)
         )
         left += width
@@ -101,8 +101,8 @@ def share_bar(shares: Sequence[tuple[str, float, str]], label: str) -> Markup:
         Markup(
             '<li><svg viewBox="0 0 8 8" class="key"><rect class="part{}" width="8" height="8" rx="2"/></svg>'
             "<span>{}</span><b>{}</b></li>"
-        ).format(place % 6, name, text)
-        for place, (name, _, text) in enumerate(shares)
+        ).format(index % 6, name, text)
+        for index, (name, _, text) in enumerate(shares)
     )
     svg = Markup('<svg class="share" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label="{}">')
     return svg.format(label) + Markup("").join(parts) + Markup('</svg><ul class="legend">') + legend + Markup("</ul>")
@@ -113,10 +113,10 @@ def sparkline(histogram: Sequence[int]) -> Markup:
     most = max(histogram, default=0) or 1
     bars = Markup("").join(
         Markup('<rect x="{}" y="{:.1f}" width="7" height="{:.1f}" rx="1">').format(
-            9 * kept, min(19.2, 20 - 20 * count / most), max(0.8, 20 * count / most)
+            9 * num_accepted, min(19.2, 20 - 20 * count / most), max(0.8, 20 * count / most)
         )
-        + Markup("<title>{:,} steps accepted {} drafts</title></rect>").format(count, kept)
-        for kept, count in enumerate(histogram)
+        + Markup("<title>{:,} steps accepted {} drafts</title></rect>").format(count, num_accepted)
+        for num_accepted, count in enumerate(histogram)
     )
     width = max(9, 9 * len(histogram))
     return (
@@ -133,7 +133,7 @@ def nice_ticks(low: float, high: float) -> list[float]:
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * NUM_TICKS >= span * 0.999)
     first = math.floor(low / step + 1e-9)
     last = max(first + 1, math.ceil(high / step - 1e-9))
-    return [step * place for place in range(first, last + 1)]
+    return [step * number for number in range(first, last + 1)]
 
 
 def _runs(points: Sequence[Point]) -> list[list[tuple[float, float]]]:

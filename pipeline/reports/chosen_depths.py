@@ -51,12 +51,12 @@ class ChosenDepths:
         """Add the steps in one row's `telemetry.extras`, a JSON object."""
         row: dict[str, Any] = json.loads(extras or "{}").get("controller", {"by_batch_size": {}})
         sizes = {}
-        for size, one in row["by_batch_size"].items():
-            levels = {int(depth): number for depth, number in one["levels"].items()}
-            steps = one["num_promised_steps"]
-            tokens_per_s = (steps * one[name] for name in ("tokens_per_s", "plain_tokens_per_s"))
+        for size, entry in row["by_batch_size"].items():
+            levels = {int(depth): number for depth, number in entry["levels"].items()}
+            steps = entry["num_promised_steps"]
+            tokens_per_s = (steps * entry[name] for name in ("tokens_per_s", "plain_tokens_per_s"))
             sizes[int(size)] = AtBatchSize(levels, steps, *tokens_per_s)
-        num_steps = sum(sum(one.levels.values()) for one in sizes.values())
+        num_steps = sum(sum(entry.levels.values()) for entry in sizes.values())
         self.add(ChosenDepths(num_steps, row.get("num_off_steps", 0), row.get("num_measuring_steps", 0), sizes))
 
     def add(self, other: ChosenDepths) -> None:
@@ -64,12 +64,12 @@ class ChosenDepths:
         self.num_steps += other.num_steps
         self.num_off_steps += other.num_off_steps
         self.num_measuring_steps += other.num_measuring_steps
-        for size, one in other.by_batch_size.items():
-            self.by_batch_size.setdefault(size, AtBatchSize()).add(one)
+        for size, entry in other.by_batch_size.items():
+            self.by_batch_size.setdefault(size, AtBatchSize()).add(entry)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, with mean throughputs in place of the sums."""
-        sizes = {size: asdict(one) | one.means() for size, one in self.by_batch_size.items()}
+        sizes = {size: asdict(entry) | entry.means() for size, entry in self.by_batch_size.items()}
         return asdict(self) | {"by_batch_size": sizes}
 
     def lines(self) -> list[tuple[str, str]]:
@@ -78,11 +78,13 @@ class ChosenDepths:
             return []
         off, measuring = (100 * n / self.num_steps for n in (self.num_off_steps, self.num_measuring_steps))
         lines = [("depths chosen", f"off in {off:.0f} % of steps, {measuring:.1f} % to measure")]
-        for size, one in sorted(self.by_batch_size.items()):
-            total = sum(one.levels.values())
-            shares = ", ".join(f"{depth}: {100 * number / total:.0f} %" for depth, number in sorted(one.levels.items()))
-            if one.num_promised:
-                chosen, plain = one.means().values()
+        for size, entry in sorted(self.by_batch_size.items()):
+            total = sum(entry.levels.values())
+            shares = ", ".join(
+                f"{depth}: {100 * number / total:.0f} %" for depth, number in sorted(entry.levels.items())
+            )
+            if entry.num_promised:
+                chosen, plain = entry.means().values()
                 shares += f" (expected tokens/s {chosen:,.0f}, plain {plain:,.0f})"
             lines.append((f"  batch {size}", shares))
         return lines

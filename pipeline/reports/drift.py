@@ -86,10 +86,11 @@ class Drift:
 
     def text(self) -> str:
         verb = "dropped" if self.dropped else "recovered"
-        one = self.change
+        change = self.change
         return (
-            f"{self.source}: acceptance length {verb} to {one.length:.2f}, {one.ratio:.0%} of {one.reference:.2f} "
-            f"({one.low:.0%} to {one.high:.0%}), after {self.num_rows:,} rows of {self.method}"
+            f"{self.source}: acceptance length {verb} to {change.length:.2f}, {change.ratio:.0%} of "
+            f"{change.reference:.2f} ({change.low:.0%} to {change.high:.0%}), after {self.num_rows:,} "
+            f"rows of {self.method}"
         )
 
 
@@ -120,7 +121,7 @@ def moments(table: pa.Table) -> Iterator[tuple[str, str, Moments]]:
     for (method, prefix), rows in groups.items():
         s, a = steps[rows], accepted[rows]
         sums = (s.sum(), a.sum(), s @ s, a @ a, s @ a)
-        yield method, prefix, Moments(len(rows), *(float(one) for one in sums))
+        yield method, prefix, Moments(len(rows), *(float(value) for value in sums))
 
 
 def prefix_of(source: str) -> str:
@@ -174,18 +175,18 @@ class DriftWatch:
     def take_completed(self) -> dict[tuple[str, str], float]:
         """Return method and source of the groups that completed a window since the last call, with the ratios of the
         windows' acceptance lengths to the reference."""
-        found, self._completed = self._completed, {}
-        return found
+        completed, self._completed = self._completed, {}
+        return completed
 
     def table(self) -> list[dict[str, Any]]:
         """Return the groups as plain data, those of all sources first."""
-        ordered = sorted(self.groups.values(), key=lambda one: (one.source != ALL, one.source, one.method))
+        ordered = sorted(self.groups.values(), key=lambda group: (group.source != ALL, group.source, group.method))
         return [
             {
-                **{name: getattr(one, name) for name in ("method", "source", "dropped")},
-                "num_rows": one.total.num_rows,
-                "acceptance_length": one.total.length,
-                "last": asdict(one.last) if one.last else None,
+                **{name: getattr(group, name) for name in ("method", "source", "dropped")},
+                "num_rows": group.total.num_rows,
+                "acceptance_length": group.total.length,
+                "last": asdict(group.last) if group.last else None,
             }
-            for one in ordered
+            for group in ordered
         ]

@@ -79,13 +79,13 @@ def choose_rows(output: OutputDir, max_rows: int, max_errors: int, pictures: Seq
 def _rows(output: OutputDir, folder: str, max_rows: int, columns: Sequence[str]) -> list[ResultRow]:
     names = list_tables(output, (folder,))
     count = min(len(names), MAX_FILES if folder == DATA else MAX_ERROR_FILES)
-    chosen = [names[place * len(names) // count] for place in range(count)]
-    found: list[ResultRow] = []
-    for place, name in enumerate(chosen):
-        wanted = -(-(max_rows - len(found)) // (count - place))
+    chosen = [names[index * len(names) // count] for index in range(count)]
+    rows: list[ResultRow] = []
+    for index, name in enumerate(chosen):
+        wanted = -(-(max_rows - len(rows)) // (count - index))
         with open_result(output, name, columns) as (parquet, there):
-            found += _first(parquet.iter_batches(BATCH_ROWS, columns=there), max(1, wanted))
-    return found
+            rows += _first(parquet.iter_batches(BATCH_ROWS, columns=there), max(1, wanted))
+    return rows
 
 
 def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[ResultRow]:
@@ -95,9 +95,9 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[ResultRow]:
     num_rows = 0
     for batch in batches:
         num_rows += batch.num_rows
-        places = audited_places(batch)[: -(-wanted // 2) - len(audited)]
-        audited += batch.take(pa.array(places, pa.int64())).to_pylist()
-        rest = sorted(set(range(batch.num_rows)) - set(places))[: wanted - len(others)]
+        indices = audited_places(batch)[: -(-wanted // 2) - len(audited)]
+        audited += batch.take(pa.array(indices, pa.int64())).to_pylist()
+        rest = sorted(set(range(batch.num_rows)) - set(indices))[: wanted - len(others)]
         others += batch.take(pa.array(rest, pa.int64())).to_pylist()
         is_searched = "audit_loss" not in batch.schema.names or 2 * len(audited) >= wanted
         if len(others) >= wanted and (is_searched or num_rows >= MAX_SCANNED_ROWS):
@@ -112,19 +112,19 @@ def make_gallery(
 ) -> Gallery:
     """Return the gallery of rows with `SAMPLE_COLUMNS`, in order; `pictures` yields images by sample id."""
     items: list[GalleryItem] = []
-    left = max_bytes
+    remaining = max_bytes
     for row in rows:
         item = _item(row)
-        left -= item.num_bytes
-        if left < 0:
+        remaining -= item.num_bytes
+        if remaining < 0:
             break
         items.append(item)
     by_id = {item.sample_id: item for item in items}
     for sample_id, images in pictures(rows[: len(items)]) if pictures is not None else ():
         for image in images[:MAX_IMAGES_PER_ROW] if sample_id in by_id else ():
             uri = thumbnail_uri(image)
-            left -= len(uri)
-            if left < 0:
+            remaining -= len(uri)
+            if remaining < 0:
                 return Gallery(items, len(rows) - len(items))
             by_id[sample_id].images.append(uri)
     return Gallery(items, len(rows) - len(items))

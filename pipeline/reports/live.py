@@ -57,15 +57,15 @@ class History:
     def add(self, at_s: float, counts: Counts) -> None:
         """Add counts at `at_s` seconds after the start."""
         while at_s >= self.width_s * MAX_WINDOWS:
-            pairs = [self.windows[place : place + 2] for place in range(0, len(self.windows), 2)]
+            pairs = [self.windows[index : index + 2] for index in range(0, len(self.windows), 2)]
             for left, *right in pairs:
-                for one in right:
-                    left.add(one)
+                for window in right:
+                    left.add(window)
             self.windows = [pair[0] for pair in pairs]
             self.width_s *= 2
-        place = int(at_s / self.width_s)
-        self.windows += [Counts() for _ in range(place + 1 - len(self.windows))]
-        self.windows[place].add(counts)
+        index = int(at_s / self.width_s)
+        self.windows += [Counts() for _ in range(index + 1 - len(self.windows))]
+        self.windows[index].add(counts)
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ class BatchDigest:
             errors.add(row["error_type"], row["sample_id"], row["error_message"])
         names = [name for name in SAMPLE_COLUMNS if name in table.column_names]
         audited = audited_places(table)[:1]
-        places = sorted({0, table.num_rows // 2, *audited}) if table.num_rows else []
+        indices = sorted({0, table.num_rows // 2, *audited}) if table.num_rows else []
         return cls(
             summary,
             tuple(moments(table)),
             errors.by_code,
-            tuple(map(short, table.select(names).take(pa.array(places, pa.int64())).to_pylist())),
+            tuple(map(short, table.select(names).take(pa.array(indices, pa.int64())).to_pylist())),
         )
 
 
@@ -145,9 +145,9 @@ class Live:
     def add(self, digest: BatchDigest, at_s: float) -> list[Drift]:
         """Add a batch that arrived `at_s` seconds after the start; return new drops and recoveries."""
         self.summary.add(digest.summary)
-        one = digest.summary
-        sums = (one.num_samples, one.num_errors, one.num_generated_tokens, one.num_steps)
-        counts = Counts(*sums, one.num_accepted_draft_tokens)
+        summary = digest.summary
+        sums = (summary.num_samples, summary.num_errors, summary.num_generated_tokens, summary.num_steps)
+        counts = Counts(*sums, summary.num_accepted_draft_tokens)
         self.counts.add(counts)
         self.history.add(at_s, counts)
         for code, examples in digest.errors.items():
@@ -155,10 +155,10 @@ class Live:
                 self.errors.add(code, **example)
         for row in digest.samples:
             self._keep(row)
-        found = [event for group in digest.groups for event in self.watch.add(*group)]
-        self.drifts.extend(found)
-        self.num_drifts += len(found)
-        return found
+        drifts = [event for group in digest.groups for event in self.watch.add(*group)]
+        self.drifts.extend(drifts)
+        self.num_drifts += len(drifts)
+        return drifts
 
     def _keep(self, row: dict[str, Any]) -> None:
         """Keep every `_stride`-th row; the stride doubles, and every second row is removed, if they are too many."""
@@ -179,4 +179,4 @@ class Live:
 
 def windows_of(history: History) -> list[dict[str, Any]]:
     """Return the windows as plain data, with the time of their end in seconds."""
-    return [{"end_s": (place + 1) * history.width_s, **asdict(one)} for place, one in enumerate(history.windows)]
+    return [{"end_s": (index + 1) * history.width_s, **asdict(window)} for index, window in enumerate(history.windows)]

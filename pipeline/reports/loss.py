@@ -82,19 +82,19 @@ def sum_of(losses: pa.ChunkedArray | pa.Array) -> Losses:
 
 def read_losses(output: OutputDir, names: Sequence[str], workers: Workers = IN_PROCESS) -> Losses:
     """Sum the losses of result files, which may lack the column, wherever `workers` run the partitions of files."""
-    found = Losses()
+    losses = Losses()
     work_s = READ_FILE_S * len(names)
     for part in workers.map(partial(_sum_of_files, output), partitions_of(names), work_s, "audit", "sink.path"):
-        found = found.plus(part)
-    return found
+        losses = losses.plus(part)
+    return losses
 
 
 def _sum_of_files(output: OutputDir, names: Sequence[str]) -> Losses:
-    found = Losses()
+    losses = Losses()
     for table in read_tables(output, names, (LOSS,)):
         if LOSS in table.column_names:
-            found = found.plus(sum_of(table[LOSS]))
-    return found
+            losses = losses.plus(sum_of(table[LOSS]))
+    return losses
 
 
 def verdict(audit: AuditConfig, losses: Losses) -> str:

@@ -66,7 +66,7 @@ def excess(num_failed: int, num_rows: int, max_error_share: float) -> str:
 
 def most_common(errors: Mapping[str, int]) -> tuple[str, int]:
     """Return the most frequent code and its count, of two the first by name; `("", 0)` without errors."""
-    return min(errors.items(), key=lambda one: (-one[1], one[0]), default=("", 0))
+    return min(errors.items(), key=lambda entry: (-entry[1], entry[0]), default=("", 0))
 
 
 def _commonest(errors: Mapping[str, int], examples: Mapping[str, str]) -> str:

@@ -42,9 +42,9 @@ class _LiveActor:
     def add(self, digest: BatchDigest) -> None:
         drifts = self._live.add(digest, time.monotonic() - self._began_s)
         if self._metrics is not None:
-            for one in drifts:
-                if one.dropped:
-                    self._metrics.drop(one.source, one.method)
+            for drift in drifts:
+                if drift.dropped:
+                    self._metrics.drop(drift.source, drift.method)
             for (method, source), ratio in self._live.watch.take_completed().items():
                 self._metrics.ratio(source, method, ratio)
 
@@ -70,10 +70,10 @@ class ProgressClient:
     def live(self) -> Live | None:
         """Return a copy of the state; None if the actor does not answer."""
         try:
-            found: Live = ray.get(self.actor.live.remote(), timeout=READ_TIMEOUT_S)
+            snapshot: Live = ray.get(self.actor.live.remote(), timeout=READ_TIMEOUT_S)
         except ray.exceptions.RayError:
             return None
-        return found
+        return snapshot
 
 
 @contextlib.contextmanager
@@ -105,8 +105,8 @@ def open_progress(
             except ray.exceptions.GetTimeoutError:
                 return  # a busy or stopped process; read again in the next round
             num_drifts += len(drifts)
-            for one in drifts:
-                _show_drift(one, stream, events, terminal)
+            for drift in drifts:
+                _show_drift(drift, stream, events, terminal)
             if not enabled or (not terminal and counts.num_rows == num_rows_shown):
                 return
             num_rows_shown = counts.num_rows

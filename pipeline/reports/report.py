@@ -54,7 +54,7 @@ def render(report: JobReport) -> str:
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
     return _TEMPLATE.render(
-        one=report,
+        report=report,
         summary=report.summary,
         tiles=_tiles(report),
         lines=[line for line in report.summary.lines() if not line[0].startswith("  position")],
@@ -82,7 +82,7 @@ def visible(value: Any) -> Any:
 
 def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(FOLDER)
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=loader,
         autoescape=True,
         finalize=visible,
@@ -90,8 +90,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["duration"] = duration
-    return made
+    environment.filters["duration"] = duration
+    return environment
 
 
 def _hash(text: str) -> str:
@@ -102,66 +102,67 @@ def duration(seconds: float) -> str:
     """Return a time such as 4.2 s, 3 min 20 s or 5 h 12 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, left = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {left} s"
+        return f"{minutes} min {remainder} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
 def _tiles(report: JobReport) -> list[tuple[str, str, str]]:
     """Return the key numbers as (label, value, note)."""
-    one = report.summary
+    summary = report.summary
     is_finished = report.state in ("done", "failed")
     done = f"of {report.total_rows:,} in this attempt" if report.total_rows and not is_finished else ""
-    share = f"{one.num_errors / one.num_samples:.2%} of all rows" if one.num_samples else ""
+    share = f"{summary.num_errors / summary.num_samples:.2%} of all rows" if summary.num_samples else ""
     tiles = [
-        ("rows", f"{one.num_samples:,}", done),
-        ("rows per second", f"{one.samples_per_s:,.2f}", f"wall time {duration(one.wall_s)}"),
-        ("tokens per second", f"{one.tokens_per_s:,.0f}", f"{one.num_generated_tokens:,} tokens"),
-        ("acceptance length", f"{one.mean_acceptance_length:.2f}", f"{one.method}, {one.verify_mode}"),
-        ("errors", f"{one.num_errors:,}", share),
+        ("rows", f"{summary.num_samples:,}", done),
+        ("rows per second", f"{summary.samples_per_s:,.2f}", f"wall time {duration(summary.wall_s)}"),
+        ("tokens per second", f"{summary.tokens_per_s:,.0f}", f"{summary.num_generated_tokens:,} tokens"),
+        ("acceptance length", f"{summary.mean_acceptance_length:.2f}", f"{summary.method}, {summary.verify_mode}"),
+        ("errors", f"{summary.num_errors:,}", share),
     ]
-    if one.audit is not None and one.losses.mean is not None:
-        found = loss.to_json(one.audit, one.losses)
-        budget = "" if one.audit.max_loss is None else f"; budget {one.audit.max_loss:g}"
-        note = f"{found['low']:.3f} to {found['high']:.3f}, {one.audit.metric}, {one.losses.num_rows:,} audited rows"
-        tiles.append(("loss beside plain decoding", f"{one.losses.mean:.3f}", note + budget))
+    if summary.audit is not None and summary.losses.mean is not None:
+        figures = loss.to_json(summary.audit, summary.losses)
+        budget = "" if summary.audit.max_loss is None else f"; budget {summary.audit.max_loss:g}"
+        note = f"{figures['low']:.3f} to {figures['high']:.3f}, {summary.audit.metric}, "
+        rows = f"{summary.losses.num_rows:,} audited rows"
+        tiles.append(("loss beside plain decoding", f"{summary.losses.mean:.3f}", note + rows + budget))
     return tiles
 
 
 def _charts(report: JobReport) -> dict[str, Markup]:
-    one = report.summary
-    steps = sum(one.acceptance_histogram)
+    summary = report.summary
+    steps = sum(summary.acceptance_histogram)
     positions = [
-        (f"{place}", share, f"position {place}: accepted in {share:.1%} of steps")
-        for place, share in enumerate(one.acceptance_by_position, start=1)
+        (f"{depth}", share, f"position {depth}: accepted in {share:.1%} of steps")
+        for depth, share in enumerate(summary.acceptance_by_position, start=1)
     ]
     # Of the steps that accepted all earlier positions, the share that accepted this one too.
-    reached = [1.0, *one.acceptance_by_position]
+    reached = [1.0, *summary.acceptance_by_position]
     conditional = [
         (
-            f"{place}",
-            reached[place] / reached[place - 1],
-            f"position {place}: accepted in {reached[place] / reached[place - 1]:.1%} of the steps that reached it",
+            f"{depth}",
+            reached[depth] / reached[depth - 1],
+            f"position {depth}: accepted in {reached[depth] / reached[depth - 1]:.1%} of the steps that reached it",
         )
-        for place in range(1, len(reached))
-        if reached[place - 1]
+        for depth in range(1, len(reached))
+        if reached[depth - 1]
     ]
-    kept = (
+    accepted = (
         [
             (f"{depth}", 100 * count / steps, f"{count:,} steps ({count / steps:.1%}) accepted {depth} drafts")
-            for depth, count in enumerate(one.acceptance_histogram)
+            for depth, count in enumerate(summary.acceptance_histogram)
             if steps
         ]
-        if one.num_draft_tokens
+        if summary.num_draft_tokens
         else []
     )
     drawn = {
         "positions": charts.bar_chart(positions, "share of steps that accepted each position", "position"),
         "conditional": charts.bar_chart(conditional, "acceptance of each position, if reached", "position"),
-        "kept": charts.bar_chart(kept, "percent of steps by number of accepted drafts", "accepted drafts"),
-        "engine": _engine_time(one),
-        "waits": _waits(one),
+        "accepted": charts.bar_chart(accepted, "percent of steps by number of accepted drafts", "accepted drafts"),
+        "engine": _engine_time(summary),
+        "waits": _waits(summary),
     }
     return drawn | (_over_time(report.live) if report.live else {})
 
@@ -175,13 +176,15 @@ def _over_time(live: Live) -> dict[str, Markup]:
     )
     width = live.history.width_s
     rates: dict[str, list[Point]] = {"rows": [], "tokens": [], "length": []}
-    for one in windows:
-        x, at = one["end_s"] / divisor, f"up to {one['end_s'] / divisor:,.3g} {unit}"
+    for window in windows:
+        x, at = window["end_s"] / divisor, f"up to {window['end_s'] / divisor:,.3g} {unit}"
         for name in ("rows", "tokens"):
-            rate = one[f"num_{name}"] / width
-            rates[name].append(Point(x, rate, f"{at}: {rate:,.1f} {name}/s, {one['num_errors']:,} errors"))
-        length = 1 + one["num_accepted"] / one["num_steps"] if one["num_steps"] else None
-        rates["length"].append(Point(x, length, f"{at}: {length:.2f} over {one['num_rows']:,} rows" if length else ""))
+            rate = window[f"num_{name}"] / width
+            rates[name].append(Point(x, rate, f"{at}: {rate:,.1f} {name}/s, {window['num_errors']:,} errors"))
+        length = 1 + window["num_accepted"] / window["num_steps"] if window["num_steps"] else None
+        rates["length"].append(
+            Point(x, length, f"{at}: {length:.2f} over {window['num_rows']:,} rows" if length else "")
+        )
     return {
         "rows": charts.line_chart(rates["rows"], "rows per second over time", unit),
         "tokens": charts.line_chart(rates["tokens"], "tokens per second over time", unit),
@@ -189,15 +192,15 @@ def _over_time(live: Live) -> dict[str, Markup]:
     }
 
 
-def _engine_time(one: Summary) -> Markup:
-    total_ms = one.engine_s * 1000
-    phases = (("prefill", one.prefill_ms), ("draft", one.draft_ms), ("verify", one.verify_ms))
+def _engine_time(summary: Summary) -> Markup:
+    total_ms = summary.engine_s * 1000
+    phases = (("prefill", summary.prefill_ms), ("draft", summary.draft_ms), ("verify", summary.verify_ms))
     shares = [(name, ms / total_ms, f"{ms / total_ms:.1%} · {duration(ms / 1000)}") for name, ms in phases if total_ms]
     return charts.share_bar(shares, "engine time by phase") if shares else Markup('<p class="quiet">no data yet</p>')
 
 
-def _waits(one: Summary) -> Markup:
-    waits = one.waits
+def _waits(summary: Summary) -> Markup:
+    waits = summary.waits
     if not waits.total_s:
         return Markup('<p class="quiet">no data yet</p>')
     busy_s = max(0.0, waits.total_s - waits.idle_s - waits.queued_s)
@@ -212,7 +215,7 @@ def _waits(one: Summary) -> Markup:
 
 def _errors(report: JobReport) -> list[dict[str, Any]]:
     examples = report.live.errors.by_code if report.live else {}
-    by_code = sorted(report.summary.errors_by_type.items(), key=lambda one: (-one[1], one[0]))
+    by_code = sorted(report.summary.errors_by_type.items(), key=lambda entry: (-entry[1], entry[0]))
     return [
         {
             "code": code,
@@ -227,13 +230,13 @@ def _errors(report: JobReport) -> list[dict[str, Any]]:
 
 def _flat(values: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return nested values as (dotted name, text)."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found += [(f"{name}.{inner}", text) for inner, text in _flat(value)]
+            pairs += [(f"{name}.{inner}", text) for inner, text in _flat(value)]
         else:
-            found.append((name, str(value)))
-    return found
+            pairs.append((name, str(value)))
+    return pairs
 
 
 _TEMPLATE = _environment().get_template("report.html.j2")

@@ -58,7 +58,7 @@ def total(column: pa.ChunkedArray) -> Any:
 
 def counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Count the rows of each value."""
-    return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
+    return {entry["values"]: entry["counts"] for entry in pc.value_counts(column).to_pylist()}
 
 
 def histogram(lists: pa.ChunkedArray) -> list[int]:

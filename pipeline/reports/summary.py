@@ -160,12 +160,12 @@ class Summary:
         """Count the rows of a table with the columns `COLUMNS`, and `PLACES` and `MESSAGE` if the output has them."""
         is_result = pc.equal(table["error_type"], "")
         results = table.filter(is_result)
-        made = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
+        attempt_rows = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
         first = [pc.fill_null(pc.equal(table[name], 0), True) for name in PLACES if name in table.column_names]
         self.num_samples += table.num_rows
         self.num_inputs += pc.sum(pc.and_(*first)).as_py() or 0 if len(first) > 1 else table.num_rows
-        self.num_made += made.num_rows
-        self.num_tokens_made += total(made["num_generated_tokens"])
+        self.num_made += attempt_rows.num_rows
+        self.num_tokens_made += total(attempt_rows["num_generated_tokens"])
         self.num_generated_tokens += total(table["num_generated_tokens"])
         add_counts(self.by_status, counts(table["status"]))
         errors = table.filter(pc.invert(is_result))

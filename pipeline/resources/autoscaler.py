@@ -52,7 +52,7 @@ def node_types(read: Read, gcs_address: str, nodes: Sequence[Node]) -> list[Node
         if types is None:
             return None
         if not _is_second_version(read):  # the first one ignores labels, which nodes may get when they start
-            types = [replace(one, labels=None) for one in types]
+            types = [replace(node, labels=None) for node in types]
         return addable(types, nodes, config.get("max_workers"))
     except (AttributeError, TypeError, ValueError):  # not a configuration as Ray reads it
         return None
@@ -60,14 +60,14 @@ def node_types(read: Read, gcs_address: str, nodes: Sequence[Node]) -> list[Node
 
 def addable(types: Iterable[Node], nodes: Sequence[Node], limit: int | None = None) -> list[Node]:
     """Return the types with the number of nodes that are still missing, at most `limit` in all."""
-    names = {one.kind for one in types}
+    names = {node.kind for node in types}
     running = {name: sum(node.count for node in nodes if node.kind == name) for name in names}
-    left = UNLIMITED if limit is None else max(0, limit - sum(running.values()))
+    remaining = UNLIMITED if limit is None else max(0, limit - sum(running.values()))
     counted = [
-        Node(one.resources, one.labels, min(left, one.count - running[one.kind]), one.kind, exists=False)
-        for one in types
+        Node(node.resources, node.labels, min(remaining, node.count - running[node.kind]), node.kind, exists=False)
+        for node in types
     ]
-    return [one for one in counted if one.count > 0]
+    return [node for node in counted if node.count > 0]
 
 
 def _of_report(report: bytes) -> list[Node]:
@@ -83,23 +83,23 @@ def _of_report(report: bytes) -> list[Node]:
 def types_of(config: Mapping[str, Any]) -> list[Node] | None:
     """Return the worker types of a configuration of Ray's cluster launcher; None if one has unknown resources."""
     types = config.get("available_node_types") or {}
-    found = []
-    for name, one in types.items():
-        most = 0 if name == config.get("head_node_type") else one.get("max_workers", config.get("max_workers", 0))
-        if most and not one.get("resources"):
+    nodes = []
+    for name, node_type in types.items():
+        most = 0 if name == config.get("head_node_type") else node_type.get("max_workers", config.get("max_workers", 0))
+        if most and not node_type.get("resources"):
             return None
-        resources = {key: float(value) for key, value in (one.get("resources") or {}).items()}
-        found.append(Node(resources, one.get("labels") or {}, most, name))
-    return found
+        resources = {key: float(value) for key, value in (node_type.get("resources") or {}).items()}
+        nodes.append(Node(resources, node_type.get("labels") or {}, most, name))
+    return nodes
 
 
 def _config_of_head(gcs_address: str) -> dict[str, Any] | None:
     """Return the configuration of an autoscaler that runs on this machine for the cluster; None if there is none."""
     port = gcs_address.rpartition(":")[2]
     for arguments in _processes():
-        options = dict(one.split("=", 1) for one in arguments if one.startswith("--") and "=" in one)
+        options = dict(option.split("=", 1) for option in arguments if option.startswith("--") and "=" in option)
         address, path = options.get("--gcs-address", ""), options.get("--autoscaling-config", "")
-        if path and address.rpartition(":")[2] == port and any(one.endswith("monitor.py") for one in arguments):
+        if path and address.rpartition(":")[2] == port and any(option.endswith("monitor.py") for option in arguments):
             return _read_config(Path(path).expanduser())
     return None
 

@@ -44,7 +44,7 @@ class Node:
             return True
         positive = condition.removeprefix("!")
         listed = _SET.fullmatch(positive)
-        values = [one.strip() for one in listed[1].split(",")] if listed else [positive]
+        values = [value.strip() for value in listed[1].split(",")] if listed else [positive]
         return (self.labels.get(name) in values) != condition.startswith("!")
 
     def has_accelerator(self, accelerator_type: str | None) -> bool:
@@ -67,11 +67,11 @@ class Capacity:
     @property
     def num_gpus(self) -> int:
         """The number of GPUs of existing nodes."""
-        return sum(one.count * one.gpus for one in self.nodes if one.exists)
+        return sum(node.count * node.gpus for node in self.nodes if node.exists)
 
     @property
     def accelerators(self) -> list[str]:
-        names = {name for one in self.nodes for name, number in one.resources.items() if number > 0}
+        names = {name for node in self.nodes for name, number in node.resources.items() if number > 0}
         return sorted(name.removeprefix(ACCELERATOR) for name in names if name.startswith(ACCELERATOR))
 
     def __str__(self) -> str:
@@ -79,14 +79,14 @@ class Capacity:
         text = f"{self.where} has {count_gpus(self.num_gpus)}"
         if self.is_private:
             return text if self.has_cuda or not self.num_gpus else f"{text}, and not for CUDA"
-        existing, added = ([one for one in self.nodes if one.exists is exists] for exists in (True, False))
-        number = sum(one.count for one in existing)
+        existing, added = ([node for node in self.nodes if node.exists is exists] for exists in (True, False))
+        number = sum(node.count for node in existing)
         if self.num_gpus and number > 1:
-            text += f" on {number:,} nodes, at most {max(one.gpus for one in existing)} on one"
+            text += f" on {number:,} nodes, at most {max(node.gpus for node in existing)} on one"
         if self.is_open:
             text += "; the node types of its autoscaler cannot be read from here"
         elif added:
-            types = ", ".join(f"{_number(one)} of type {one.kind} ({count_gpus(one.gpus)})" for one in added)
+            types = ", ".join(f"{_number(node)} of type {node.kind} ({count_gpus(node.gpus)})" for node in added)
             text += f"; its autoscaler can add {types}"
         return text
 

@@ -36,7 +36,7 @@ class Gcs:
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive."""
-        return [node_of(one.total_resources, one.labels, one.ray_node_type_name) for one in self._node_states()]
+        return [node_of(state.total_resources, state.labels, state.ray_node_type_name) for state in self._node_states()]
 
     def _node_states(self) -> list[Any]:
         from ray.core.generated import autoscaler_pb2, autoscaler_pb2_grpc
@@ -44,7 +44,7 @@ class Gcs:
         stub = autoscaler_pb2_grpc.AutoscalerStateServiceStub(self._channel)
         reply = stub.GetClusterStatus(autoscaler_pb2.GetClusterStatusRequest(), timeout=self.left_s)
         states = reply.cluster_resource_state.node_states
-        return [one for one in states if one.status != autoscaler_pb2.NodeStatus.DEAD]
+        return [state for state in states if state.status != autoscaler_pb2.NodeStatus.DEAD]
 
     def value(self, key: str, namespace: str = "") -> bytes | None:
         """Return a value of the internal key-value store; None if there is none."""
@@ -86,8 +86,8 @@ def open_gcs(ray_address: str, dotted: str) -> Iterator[Gcs]:
         _refuse_foreign(gcs, dotted)
         yield gcs
     except grpc.RpcError as error:
-        shown = ray_address if ray_address == address else f"{ray_address} ({address})"
-        raise ConfigError(f"{dotted}: {shown} cannot be reached: {_reason(error)}") from None
+        label = ray_address if ray_address == address else f"{ray_address} ({address})"
+        raise ConfigError(f"{dotted}: {label} cannot be reached: {_reason(error)}") from None
     finally:
         if channel is not None:
             channel.close()
@@ -121,8 +121,8 @@ def _refuse_foreign(gcs: Gcs, dotted: str) -> None:
     """Raise ConfigError if no node of the cluster runs on this machine; Ray would look for one for a minute."""
     from ray._private import services
 
-    own = services.find_node_ids()
-    if not any(state.node_id.hex() in own for state in gcs._node_states()):
+    node_ids = services.find_node_ids()
+    if not any(state.node_id.hex() in node_ids for state in gcs._node_states()):
         raise ConfigError(
             f"{dotted}: {gcs.address} answers, but this machine is not a node of that cluster, and a driver has to be "
             "on one: submit the job with jobs.submit"

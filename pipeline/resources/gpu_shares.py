@@ -32,24 +32,26 @@ def share_gpus(pools: Sequence[Actors], capacity: Capacity) -> Shares:
         ConfigError: the rule has no answer, because the node types of an autoscaler cannot be read, or a pool with an
             explicit number leaves no GPU to engines or workers.
     """
-    units = {one.where: units_of(one.gpus) for one in pools if one.gpus is not None}
-    open_pools = [one for one in pools if one.gpus is None]
-    for one in open_pools:
-        if not one.can_use_gpu or not _gpus_of(one, capacity):
-            units[one.where] = 0
-            if one.can_use_gpu and capacity.is_open:
+    units = {pool.where: units_of(pool.gpus) for pool in pools if pool.gpus is not None}
+    open_pools = [pool for pool in pools if pool.gpus is None]
+    for pool in open_pools:
+        if not pool.can_use_gpu or not _gpus_of(pool, capacity):
+            units[pool.where] = 0
+            if pool.can_use_gpu and capacity.is_open:
                 raise ConfigError(
-                    f"{one.dotted}: is auto, but {capacity}; set it to 1, or to 0 if the autoscaler adds no GPUs"
+                    f"{pool.dotted}: is auto, but {capacity}; set it to 1, or to 0 if the autoscaler adds no GPUs"
                 )
-    left = [one for one in open_pools if one.where not in units]
-    named = [one for one in pools if units.get(one.where)]
-    for one in left:
-        near = [other for other in (*named, *left) if other is not one and _meet(one, other, capacity)]
+    remaining = [pool for pool in open_pools if pool.where not in units]
+    named = [pool for pool in pools if units.get(pool.where)]
+    for pool in remaining:
+        near = [other for other in (*named, *remaining) if other is not pool and _meet(pool, other, capacity)]
         explicit = [other for other in near if other in named]
-        units[one.where] = (
-            _beside(one, explicit, units, capacity) if explicit else _alone(one, one.tenths if near else 10, capacity)
+        units[pool.where] = (
+            _beside(pool, explicit, units, capacity)
+            if explicit
+            else _alone(pool, pool.tenths if near else 10, capacity)
         )
-    return {one.where: _gpus(one, units[one.where]) for one in pools}
+    return {pool.where: _gpus(pool, units[pool.where]) for pool in pools}
 
 
 def _gpus(pool: Actors, units: int) -> float:
@@ -72,9 +74,9 @@ def _gpus_of(pool: Actors, capacity: Capacity) -> int:
     return sum(capacity.nodes[index].gpus * capacity.nodes[index].count for index in allowed(pool, capacity))
 
 
-def _meet(one: Actors, other: Actors, capacity: Capacity) -> bool:
+def _meet(pool: Actors, other: Actors, capacity: Capacity) -> bool:
     """Return whether two pools may use the same GPU."""
-    both = allowed(one, capacity) & allowed(other, capacity)
+    both = allowed(pool, capacity) & allowed(other, capacity)
     return any(capacity.nodes[index].gpus for index in both)
 
 
@@ -95,7 +97,7 @@ def _beside(pool: Actors, explicit: Sequence[Actors], units: dict[str, int], cap
     fixed = _grown if pool.is_minor else sized
     others = [fixed(other, units[other.where], capacity) for other in explicit]
     wanted, sharing = (UNIT // 10 if pool.is_minor else UNIT), _on_one_gpu(pool, capacity)
-    steps = {UNIT - number * one.units for one in others for number in range(UNIT // one.units + 1)}
+    steps = {UNIT - number * other.units for other in others for number in range(UNIT // other.units + 1)}
     for free in sorted({min(wanted, step) for step in steps if step > 0}, reverse=True):
         share = max(1, free // sharing)
         if capacity.is_open or fit_together([sized(pool, share, capacity), *others], capacity.nodes):
@@ -108,8 +110,8 @@ def _beside(pool: Actors, explicit: Sequence[Actors], units: dict[str, int], cap
 
 def _grown(pool: Actors, units: int, capacity: Capacity) -> Sized:
     """Return a pool at the largest size that fits."""
-    one = sized(pool, units, capacity)
-    return replace(one, count=max(one.count, min(pool.most, most_of(one, capacity.nodes))))
+    grown = sized(pool, units, capacity)
+    return replace(grown, count=max(grown.count, min(pool.most, most_of(grown, capacity.nodes))))
 
 
 def sized(pool: Actors, units: int, capacity: Capacity, cpus: float = 0.0) -> Sized:

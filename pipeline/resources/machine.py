@@ -50,8 +50,8 @@ def available_cpus() -> int:
 def num_listed(ids: str) -> int:
     """Return the number of devices in a list such as `0,1`; CUDA ignores a negative one and all that follow it."""
     number = 0
-    for one in (part.strip() for part in ids.split(",")):
-        if one in ("", "NoDevFiles") or one.startswith("-"):
+    for device in (part.strip() for part in ids.split(",")):
+        if device in ("", "NoDevFiles") or device.startswith("-"):
             break
         number += 1
     return number

@@ -41,11 +41,11 @@ def most_of(pool: Sized, nodes: Sequence[Node]) -> int:
 def fit_together(pools: Sequence[Sized], nodes: Sequence[Node]) -> bool:
     """Return whether all actors of the pools can run at the same time. False is certain; True is certain for at most
     `MAX_EXACT` actors. Ray never splits a share of a GPU between GPUs, or GPUs of one actor between nodes."""
-    pools = [one for one in pools if one.units and one.count]
-    need = tuple(one.count for one in pools)
+    pools = [pool for pool in pools if pool.units and pool.count]
+    need = tuple(pool.count for pool in pools)
     kinds: Counter[tuple[int, float, Counts]] = Counter()
     for index, node in enumerate(nodes):
-        room = tuple(_most_on(one, node) if index in one.nodes else 0 for one in pools)
+        room = tuple(_most_on(pool, node) if index in pool.nodes else 0 for pool in pools)
         if any(room):
             kinds[node.gpus, node.cpus, room] += node.count
     if not _sums_suffice(pools, kinds):
@@ -54,9 +54,9 @@ def fit_together(pools: Sequence[Sized], nodes: Sequence[Node]) -> bool:
         return True
     placed = {(0,) * len(pools)}
     for (gpus, cpus, room), number in kinds.items():
-        own = _on_node(pools, gpus, cpus, tuple(map(min, room, need)))
+        combinations = _on_node(pools, gpus, cpus, tuple(map(min, room, need)))
         for _ in range(min(number, sum(need))):
-            placed = _sums(placed, own, need)
+            placed = _sums(placed, combinations, need)
             if need in placed:
                 return True
     return need in placed
@@ -72,46 +72,46 @@ def _sums_suffice(pools: Sequence[Sized], kinds: Counter[tuple[int, float, Count
     """Return whether there is room for each pool alone, and GPUs for all of them together."""
     room = [sum(number * kind[2][index] for kind, number in kinds.items()) for index in range(len(pools))]
     gpus = sum(number * kind[0] for kind, number in kinds.items())
-    total = sum(one.count * one.units for one in pools)
-    return all(number >= one.count for number, one in zip(room, pools, strict=True)) and total <= gpus * UNIT
+    total = sum(pool.count * pool.units for pool in pools)
+    return all(number >= pool.count for number, pool in zip(room, pools, strict=True)) and total <= gpus * UNIT
 
 
 def _on_node(pools: Sequence[Sized], gpus: int, cpus: float, most: Counts) -> set[Counts]:
     """Return the largest combinations of actors on one node, at most `most` of each pool."""
-    whole = [range(limit + 1) if one.units > UNIT else (0,) for one, limit in zip(pools, most, strict=True)]
-    found: set[Counts] = set()
+    ranges = [range(limit + 1) if pool.units > UNIT else (0,) for pool, limit in zip(pools, most, strict=True)]
+    combinations: set[Counts] = set()
     shares = _on_gpu(pools, most)
-    for start in itertools.product(*whole):
-        left = gpus - sum(number * -(-one.units // UNIT) for number, one in zip(start, pools, strict=True))
-        if left < 0:
+    for start in itertools.product(*ranges):
+        remaining = gpus - sum(number * -(-pool.units // UNIT) for number, pool in zip(start, pools, strict=True))
+        if remaining < 0:
             continue
         placed = {start}
-        for _ in range(min(left, sum(most))):
+        for _ in range(min(remaining, sum(most))):
             placed = _sums(placed, shares, most)
-        found |= placed
-    return _largest(itertools.chain.from_iterable(_within_cpus(one, pools, cpus) for one in found))
+        combinations |= placed
+    return _largest(itertools.chain.from_iterable(_within_cpus(counts, pools, cpus) for counts in combinations))
 
 
 def _on_gpu(pools: Sequence[Sized], most: Counts) -> set[Counts]:
     """Return the largest combinations of actors that share one GPU."""
-    found: set[Counts] = {()}
-    for one, limit in zip(pools, most, strict=True):
-        found = {(*counts, number) for counts in found for number in range(_room_on_gpu(pools, counts, one, limit) + 1)}
-    return _largest(found)
+    fits: set[Counts] = {()}
+    for pool, limit in zip(pools, most, strict=True):
+        fits = {(*counts, number) for counts in fits for number in range(_room_on_gpu(pools, counts, pool, limit) + 1)}
+    return _largest(fits)
 
 
 def _room_on_gpu(pools: Sequence[Sized], counts: Counts, pool: Sized, limit: int) -> int:
     if pool.units > UNIT:
         return 0
-    left = UNIT - sum(number * one.units for number, one in zip(counts, pools, strict=False))
-    return min(limit, left // pool.units)
+    remaining = UNIT - sum(number * other.units for number, other in zip(counts, pools, strict=False))
+    return min(limit, remaining // pool.units)
 
 
 def _within_cpus(counts: Counts, pools: Sequence[Sized], cpus: float) -> Iterable[Counts]:
     """Yield the combinations below `counts` for which the CPUs of a node suffice."""
 
     def suffice(some: Counts) -> bool:
-        return sum(number * one.cpus for number, one in zip(some, pools, strict=True)) <= cpus + 1 / UNIT
+        return sum(number * pool.cpus for number, pool in zip(some, pools, strict=True)) <= cpus + 1 / UNIT
 
     if suffice(counts):
         return [counts]
@@ -122,10 +122,10 @@ def _sums(left: set[Counts], right: set[Counts], most: Counts) -> set[Counts]:
     return _largest(tuple(map(min, map(sum, zip(a, b, strict=True)), most)) for a in left for b in right)
 
 
-def _largest(found: Iterable[Counts]) -> set[Counts]:
+def _largest(combinations: Iterable[Counts]) -> set[Counts]:
     """Return the combinations that no other one contains."""
-    kept: set[Counts] = set()
-    for one in sorted(set(found), reverse=True):
-        if not any(all(map(int.__ge__, other, one)) for other in kept):
-            kept.add(one)
-    return kept
+    largest: set[Counts] = set()
+    for counts in sorted(set(combinations), reverse=True):
+        if not any(all(map(int.__ge__, other, counts)) for other in largest):
+            largest.add(counts)
+    return largest

@@ -83,11 +83,11 @@ def actors_of(job: AnyJob) -> list[Actors]:
     """Return the pools of a job."""
     if isinstance(job, TrainDrafterJobConfig):
         return [_workers(job)]
-    devices = {f"model.{name}.device": one.device for name, one in job.model if one is not None and name != "vq"}
+    devices = {f"model.{name}.device": model.device for name, model in job.model if model is not None and name != "vq"}
     captioners = {
-        f"method.contexts.{place}.device": one.device
-        for place, one in enumerate(job.method.contexts)
-        if isinstance(one, CaptionContextConfig)
+        f"method.contexts.{index}.device": context.device
+        for index, context in enumerate(job.method.contexts)
+        if isinstance(context, CaptionContextConfig)
     }
     engines = _pool("pool", job.pool, devices | captioners)
     if not isinstance(job, SynthesizeJobConfig) or not job.sink.images or job.model.vq is None:

@@ -59,7 +59,7 @@ CONFIGURED = Resources()
 
 def _replaced(job: SomeJob, changes: Mapping[str, Mapping[str, Any]]) -> SomeJob:
     """Return the job with other values in its sections."""
-    return job.model_copy(update={name: getattr(job, name).model_copy(update=own) for name, own in changes.items()})
+    return job.model_copy(update={name: getattr(job, name).model_copy(update=patch) for name, patch in changes.items()})
 
 
 def resolve(job: AnyJob, ray_job: JobSectionConfig | None, dotted: str = "job.ray_address") -> Resources:
@@ -80,7 +80,7 @@ def resolve(job: AnyJob, ray_job: JobSectionConfig | None, dotted: str = "job.ra
     refuse_gpus(pools, shares, capacity)
     if ray_job is not None:
         refuse_cpus(pools, tasks, shares, capacity, "job.num_cpus" if capacity.is_private else dotted)
-    return Resources(shares, tuple(one.where for one in pools if one.gpus is None), str(capacity), num_cpus)
+    return Resources(shares, tuple(pool.where for pool in pools if pool.gpus is None), str(capacity), num_cpus)
 
 
 def capacity_of(job: JobSectionConfig, dotted: str) -> Capacity:
@@ -88,7 +88,7 @@ def capacity_of(job: JobSectionConfig, dotted: str) -> Capacity:
     import ray
 
     if ray.is_initialized():
-        nodes = [gcs.node_of(one["Resources"], one["Labels"]) for one in ray.nodes() if one["Alive"]]
+        nodes = [gcs.node_of(node["Resources"], node["Labels"]) for node in ray.nodes() if node["Alive"]]
         return _cluster("this Ray", ray.get_runtime_context().gcs_address, nodes, gcs.value_of_connected)
     if job.ray_address == "local":
         return this_machine(local_cpus(job))

@@ -176,8 +176,8 @@ class RowError(Exception):
 
 def schema_of(names: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
     """Return a schema of `names`, then the kept columns; its metadata holds the schema version."""
-    kept = [(field.name, field.type) for field in keep]
-    return pa.schema([*names, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+    kept_columns = [(field.name, field.type) for field in keep]
+    return pa.schema([*names, *kept_columns], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
@@ -197,7 +197,7 @@ def result_schema(keep: Iterable[pa.Field] = (), tokens: bool = False, audit: bo
     and `audit` the columns `columns.AUDIT`."""
     left_out = set() if tokens else {"token_ids", "audit_token_ids"}
     left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
-    return schema_of([one for one in _RESULT if one[0] not in left_out], keep)
+    return schema_of([column for column in _RESULT if column[0] not in left_out], keep)
 
 
 def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:

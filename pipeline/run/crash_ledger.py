@@ -98,11 +98,11 @@ class CrashLedgerState:
 
     def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
         """See `CrashLedger.begin`; `node` is the node of `who`."""
-        found = [self._begin(who, key, node) for key in keys]
-        for key, num_deaths in zip(keys, found, strict=True):
+        counts = [self._begin(who, key, node) for key in keys]
+        for key, num_deaths in zip(keys, counts, strict=True):
             if num_deaths >= GIVEN_UP_FROM_DEATHS:
                 self._give_up(key)
-        return found
+        return counts
 
     def _give_up(self, key: str) -> None:
         """Note a row that was given up; the job ends if there are many of a stage, and no row has survived it."""
@@ -199,8 +199,8 @@ class CrashLedgerClient:
     def begin_load(self) -> int:
         """See `CrashLedger.begin_load`."""
         context = ray.get_runtime_context()
-        found: int = ray.get(self.actor.begin_load.remote(context.get_actor_id(), context.get_node_id()))
-        return found
+        count: int = ray.get(self.actor.begin_load.remote(context.get_actor_id(), context.get_node_id()))
+        return count
 
     def end_load(self, failure: str = "") -> None:
         """See `CrashLedger.end_load`."""
@@ -209,10 +209,10 @@ class CrashLedgerClient:
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
         """See `CrashLedger.begin`."""
         node = ray.get_runtime_context().get_node_id()
-        found: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys), node))
-        if max(found, default=0) >= GIVEN_UP_FROM_DEATHS and (reason := ray.get(self.actor.engine_failure.remote())):
+        counts: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys), node))
+        if max(counts, default=0) >= GIVEN_UP_FROM_DEATHS and (reason := ray.get(self.actor.engine_failure.remote())):
             raise EngineFailed(reason)
-        return found
+        return counts
 
     def running(self, who: str, keys: Sequence[str]) -> None:
         """See `CrashLedger.running`."""

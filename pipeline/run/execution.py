@@ -127,7 +127,7 @@ def _fill(
             return 0.0, Waits(), None
     audit, losses = plan.audit, Losses()
     if audit is not None:
-        names = [*list_tables(plan.output, (DATA,)), *(one.relative for one in waiting if one.folder == DATA)]
+        names = [*list_tables(plan.output, (DATA,)), *(file.relative for file in waiting if file.folder == DATA)]
         with Workers(job) as workers:
             losses = read_losses(plan.output, names, workers)
         if exceeded := loss.verdict(audit, losses):
@@ -212,7 +212,7 @@ def close(plan: JobPlan, done: Summary, result: AttemptResult) -> None:
     shard, cuts = plan.output.shard.number, plan.manifest.cuts
     done.num_broken_files = sum(rows_of(cuts, shard, file) == (0, None) for file in broken_files(plan.output))
     if result.live is not None:
-        done.drifts = [one.text() for one in result.live.drifts]
+        done.drifts = [drift.text() for drift in result.live.drifts]
     verdict = done.judge(plan.config.job.max_error_share)
     result.publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
     result.report.write(lambda: result.report.done(done, result.live))

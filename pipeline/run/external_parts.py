@@ -45,29 +45,29 @@ def find_external(names: Mapping[str, str], folder: Path | None) -> dict[str, Ex
     """Find external code by dotted path: beside the job file, whose folder is `folder`, in the working directory, and
     among installed modules. Raises ConfigError."""
     folders = [*([folder] if folder is not None else []), Path.cwd()]
-    found = {}
+    codes = {}
     for where, name in names.items():
         try:
-            found[where] = find([name], folders)
+            codes[where] = find([name], folders)
         except ExternalCodeError as error:
             raise ConfigError(f"{where}: {name}: {error}") from None
-    return found
+    return codes
 
 
 def archived(names: Mapping[str, str], folder: Path | None) -> dict[str, bytes]:
     """Return the shipped files of external code by path relative to the folder that they are imported from, for an
     archive. Raises ConfigError."""
-    files = [one for code in find_external(names, folder).values() for one in code.files.values() if one.path]
-    return {f"{one.module.replace('.', '/')}{'/__init__' if one.is_package else ''}.py": one.text for one in files}
+    files = [file for code in find_external(names, folder).values() for file in code.files.values() if file.path]
+    return {f"{file.module.replace('.', '/')}{'/__init__' if file.is_package else ''}.py": file.text for file in files}
 
 
 def install_external(names: Mapping[str, str], folder: Path | None) -> dict[str, str]:
     """Find external code as `find_external`, import it from its recorded text in this process and in the workers that
     it starts, and return name and SHA-256 by dotted path. Raises ConfigError."""
-    found = find_external(names, folder)
-    for code in found.values():
+    codes = find_external(names, folder)
+    for code in codes.values():
         install(code.files)
-    return {where: f"{name} sha256:{digest}" for where, code in found.items() for name, digest in code.digests.items()}
+    return {where: f"{name} sha256:{digest}" for where, code in codes.items() for name, digest in code.digests.items()}
 
 
 def install_recorded(config: CaptionJobConfig, source_code: str) -> None:

@@ -53,30 +53,31 @@ def _finalize(
             publisher.output, manifest, plan.rows_per_sample, fingerprints, known=known, workers=workers
         )
 
-    found = take(plan.prior.inventory if plan.prior else None)
-    for relative in found.spent:
+    inventory = take(plan.prior.inventory if plan.prior else None)
+    for relative in inventory.spent:
         publisher.remove(relative)
-    for one in found.spooled:  # older attempts spooled them after this one took over; it has computed these rows again
-        publisher.set_aside(one.relative)
-    if found.spooled:  # rows that were set aside must not count as done
-        found = take(found)
-    for strange in found.strange:
+    # Older attempts spooled these files after this one took over; it has computed their rows again.
+    for file in inventory.spooled:
+        publisher.set_aside(file.relative)
+    if inventory.spooled:  # rows that were set aside must not count as done
+        inventory = take(inventory)
+    for strange in inventory.strange:
         publisher.set_aside(strange.relative)
-    complete_checksums(publisher, found)
-    drop_superseded(publisher, found, next_error_number)
-    check_accounted(plan, found)
+    complete_checksums(publisher, inventory)
+    drop_superseded(publisher, inventory, next_error_number)
+    check_accounted(plan, inventory)
     if may_repeat_ids(plan):
-        finalize_repeated_ids(publisher, manifest, sum(found.num_rows.values()), workers)
+        finalize_repeated_ids(publisher, manifest, sum(inventory.num_rows.values()), workers)
     publisher.forget_spool()
-    return found
+    return inventory
 
 
-def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) -> None:
+def drop_superseded(publisher: Publisher, inventory: Inventory, next_number: int) -> None:
     """Remove superseded error rows from `errors/`: publish the other rows of a file again, then empty the file.
 
     After a kill in between, rows are in both files, and the next inventory counts those of the newer file.
     """
-    for relative, mask in found.superseded.items():
+    for relative, mask in inventory.superseded.items():
         table = publisher.read_rows(relative)
         if table.num_rows != len(mask):  # published files change only when a later attempt empties them
             publisher.check_alone()
@@ -86,12 +87,14 @@ def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) ->
         publisher.empty(relative)
 
 
-def complete_checksums(publisher: Publisher, found: Inventory) -> None:
+def complete_checksums(publisher: Publisher, inventory: Inventory) -> None:
     """Write checksum notes that are missing, or outdated for emptied files, because a writer was killed before it did;
     RuntimeError for a file whose digest is not recorded."""
     output = publisher.output
     noted = set(output.list_files(CHECKSUMS))
-    names = [name for name in list_published(output, *FOLDERS) if f"{name}.json" not in noted or name in found.empty]
+    names = [
+        name for name in list_published(output, *FOLDERS) if f"{name}.json" not in noted or name in inventory.empty
+    ]
     recorded = output.digests() if names else {}
     for relative in names:
         data = output.read_bytes(relative)
@@ -105,13 +108,13 @@ def complete_checksums(publisher: Publisher, found: Inventory) -> None:
             write_checksum(output, relative, data, num_rows)
 
 
-def check_accounted(plan: JobPlan, found: Inventory) -> None:
+def check_accounted(plan: JobPlan, inventory: Inventory) -> None:
     """Raise RuntimeError if the output lacks a planned sample or has a row twice."""
     where = plan.output.shown()
-    if found.doubled:
-        names = [name for ids in found.doubled.values() for name in ids]
+    if inventory.doubled:
+        names = [name for ids in inventory.doubled.values() for name in ids]
         raise RuntimeError(f"{len(names)} rows are twice in {where}: {', '.join(names[:5])}")
-    missing = spans.num_missing(plan.datasource.planned, found.accounts.done())
+    missing = spans.num_missing(plan.datasource.planned, inventory.accounts.done())
     if missing is None:
         raise RuntimeError(f"some files were not read to their end; start the job again to go on with {where}")
     if missing:

@@ -114,9 +114,9 @@ class Plan(JobPlan):
 
     def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         options = self.decode_options.shrunk_to(SIDE_PX)
-        places = sorted({(row["source"], row["row_index"]) for row in rows})
-        for start in range(0, len(places), PICTURES_AT_ONCE):
-            samples = self.datasource.read_rows(places[start : start + PICTURES_AT_ONCE])
+        keys = sorted({(row["source"], row["row_index"]) for row in rows})
+        for start in range(0, len(keys), PICTURES_AT_ONCE):
+            samples = self.datasource.read_rows(keys[start : start + PICTURES_AT_ONCE])
             decoded = decode_table(samples, options)
             images, clips = decoded["images"].to_pylist(), decoded["videos"].to_pylist()
             for sample_id, row in zip(decoded["sample_id"].to_pylist(), media_rows(decoded), strict=True):

@@ -46,7 +46,7 @@ def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
         "target": plan.pair.target_id,
         "drafter": plan.pair.drafter_id or "none",
         "method": f"{method.label} ({method.verify_mode}): {parts}",
-        **({f"  {one.label}": _method(one) for one in method.methods} if method.auto is not None else {}),
+        **({f"  {entry.label}": _method(entry) for entry in method.methods} if method.auto is not None else {}),
         **lines,
         **({"code": ", ".join(plan.external.values())} if plan.external else {}),
         **({"gpus": text} if (text := plan.resources.line()) else {}),

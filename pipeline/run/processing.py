@@ -55,9 +55,14 @@ def check_processing(config: CaptionJobConfig, pair: TextPairInfo) -> None:
 
 def needs_pixels(method: MethodConfig, pair: TextPairInfo) -> bool:
     """Return whether a drafter reads images and videos themselves: a captioner, or a processor of its own."""
-    models = [one for one in method.methods if one.drafter.kind == "model"]
-    contexts = [context for one in models for context in one.contexts if not isinstance(context, TextOnlyContextConfig)]
-    return any(isinstance(one, CaptionContextConfig) or not pair.shares_front_end for one in contexts)
+    models = [candidate for candidate in method.methods if candidate.drafter.kind == "model"]
+    contexts = [
+        context
+        for candidate in models
+        for context in candidate.contexts
+        if not isinstance(context, TextOnlyContextConfig)
+    ]
+    return any(isinstance(context, CaptionContextConfig) or not pair.shares_front_end for context in contexts)
 
 
 def _in_tasks(config: CaptionJobConfig, pair: TextPairInfo) -> bool:

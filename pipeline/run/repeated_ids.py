@@ -38,9 +38,9 @@ _CLEARED = {"status": "error", "finish_reason": "error", "generated_text": ""}
 _EMPTIED = ("image", "codes", "token_ids", "mean_logprob")
 _COLUMNS = ("sample_id", "source", "row_index")
 
-Place = tuple[int, int]
+SampleKey = tuple[int, int]
 """A sample's position in the source: the file's ordinal in the manifest, and the row index."""
-Repeats = dict[Place, str]
+Repeats = dict[SampleKey, str]
 """Position of each sample that repeats the id of an earlier sample → that id."""
 
 
@@ -54,18 +54,18 @@ def finalize_repeated_ids(
     """
     output, paths = publisher.output, PathIndex(manifest.files["path"])
     turns = None if output.shard == WHOLE else take_turn(output, publisher.attempt)
-    found = find_repeats(output, manifest, num_rows, workers, turns)
-    if not found:
+    repeats = find_repeats(output, manifest, num_rows, workers, turns)
+    if not repeats:
         return 0
     later = DoneBitmap(manifest.counts)
-    later.add(*np.array(sorted(found), np.int64).T)
+    later.add(*np.array(sorted(repeats), np.int64).T)
     taken = _Names(output)
     # Other rows of these samples may be in other files.
     doubtful = sorted(name for name, table in _tables(output, _COLUMNS) if _is_in(later, table, paths).any())
     for relative in doubtful:
         if relative.startswith(f"{DATA}/"):
             table = publisher.format.check(publisher.read_rows(relative))
-            rows = renamed(table.filter(pa.array(_is_in(later, table, paths))), found, paths, taken)
+            rows = renamed(table.filter(pa.array(_is_in(later, table, paths))), repeats, paths, taken)
             for part in parts(rows, publisher.rows_per_file):
                 publisher.check_alone()
                 publisher.publish_rows(ERRORS, next_number(output, ERRORS), publisher.format.check(part))
@@ -74,11 +74,11 @@ def finalize_repeated_ids(
         is_later = _is_in(later, table, paths)
         if not is_later.any():
             continue
-        kept = table.filter(pa.array(~is_later))
+        remaining = table.filter(pa.array(~is_later))
         if relative.startswith(f"{ERRORS}/"):
-            kept = pa.concat_tables([kept, renamed(table.filter(pa.array(is_later)), found, paths, taken)])
-        publisher.rewrite(relative, kept)
-    return len(found)
+            remaining = pa.concat_tables([remaining, renamed(table.filter(pa.array(is_later)), repeats, paths, taken)])
+        publisher.rewrite(relative, remaining)
+    return len(repeats)
 
 
 def find_repeats(
@@ -86,31 +86,31 @@ def find_repeats(
 ) -> Repeats:
     """Find the samples of an output or of a shard that repeat the id of an earlier sample."""
     if turns is None:
-        found = repeated_samples(output, manifest, num_rows, workers)
+        repeats = repeated_samples(output, manifest, num_rows, workers)
     else:
-        whole = replace(output, shard=WHOLE)
-        stored = read_parts(whole)  # a shard that finished before may have files that this attempt does not know
+        all_shards = replace(output, shard=WHOLE)
+        stored = read_parts(all_shards)  # a shard that finished before may have files that this attempt does not know
         assert stored is not None
         num_rows *= len(turns.shards)  # shards have about the same number of rows
-        found = repeated_samples(whole, with_counts(stored, whole), num_rows, workers, turns)
-        found = found.filter(pa.array(turns.has(output.shard.number, found["rank"].to_numpy())))
-    columns = (found[name].to_pylist() for name in ("file", "row", "sample_id"))
+        repeats = repeated_samples(all_shards, with_counts(stored, all_shards), num_rows, workers, turns)
+        repeats = repeats.filter(pa.array(turns.has(output.shard.number, repeats["rank"].to_numpy())))
+    columns = (repeats[name].to_pylist() for name in ("file", "row", "sample_id"))
     return {(file, row): sample_id for file, row, sample_id in zip(*columns, strict=True)}
 
 
-def renamed(rows: pa.Table, found: Repeats, paths: PathIndex, taken: _Names) -> pa.Table:
+def renamed(rows: pa.Table, repeats: Repeats, paths: PathIndex, taken: _Names) -> pa.Table:
     """Return these rows as error rows with new ids; an error that a row already has is kept."""
     if not rows.num_rows:
         return rows
-    places = list(_places(rows, paths))
-    prompt_ids = [path_id(path, row) for path, (_, row) in zip(rows["source"].to_pylist(), places, strict=True)]
+    samples = list(_sample_keys(rows, paths))
+    prompt_ids = [path_id(path, row) for path, (_, row) in zip(rows["source"].to_pylist(), samples, strict=True)]
     ids = pa.array(prompt_ids, pa.string())
     for name, mark in PARTS_OF_IDS:
         if name in rows.column_names:
             part = pc.binary_join_element_wise(mark, rows[name].cast(pa.string()), "")
             ids = pc.binary_join_element_wise(ids, pc.fill_null(part, ""), "")
     is_result = pc.equal(rows["error_type"], "")
-    messages = pa.array(f"the id {found[place][:100]!r} is there twice" for place in places)
+    messages = pa.array(f"the id {repeats[sample][:100]!r} is there twice" for sample in samples)
     values = {
         "sample_id": pa.array(taken.free(ids.to_pylist()), pa.string()),
         "prompt_id": pa.array(prompt_ids, pa.string()),
@@ -151,8 +151,8 @@ class _Names:
 
 def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
     """Read these columns of all published files, as pairs of path and table."""
-    found = read_all_found(output, list_published(output, *FOLDERS), columns)
-    return ((one.relative, one.table) for one in found if one.table is not None)
+    files = read_all_found(output, list_published(output, *FOLDERS), columns)
+    return ((file.relative, file.table) for file in files if file.table is not None)
 
 
 def _is_in(later: DoneBitmap, table: pa.Table, paths: PathIndex) -> Bools:
@@ -160,6 +160,6 @@ def _is_in(later: DoneBitmap, table: pa.Table, paths: PathIndex) -> Bools:
     return later.has(rows.files, rows.rows)
 
 
-def _places(table: pa.Table, paths: PathIndex) -> Iterator[Place]:
+def _sample_keys(table: pa.Table, paths: PathIndex) -> Iterator[SampleKey]:
     [rows] = locate([table], paths)
     return zip(rows.files.tolist(), rows.rows.tolist(), strict=True)

@@ -79,8 +79,8 @@ class ReportWriter:
         """Yield images of rows, for at most `PICTURES_S` seconds; add a note if further rows have none."""
         until_s = time.monotonic() + PICTURES_S
         try:
-            for one in self._plan.pictures(rows):
-                yield one
+            for picture in self._plan.pictures(rows):
+                yield picture
                 if time.monotonic() > until_s:
                     notes.append(f"Images of further rows were not read within {PICTURES_S:.0f} s.")
                     return

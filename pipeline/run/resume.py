@@ -162,10 +162,10 @@ def flatten(content: Any, path: str = "") -> dict[str, Any]:
     """Flatten nested mappings to values by dotted name; lists count as values."""
     if not isinstance(content, Mapping):
         return {path: content}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in content.items():
-        found |= flatten(value, f"{path}.{name}" if path else str(name))
-    return found
+        flat |= flatten(value, f"{path}.{name}" if path else str(name))
+    return flat
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     output.take_attempt(dict(record), attempt)
     output.make_folders()
     output = output.pinned()
-    kept = frozenset(plan.config.sink.keep_columns)
-    form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
+    kept_columns = frozenset(plan.config.sink.keep_columns)
+    form = Format(plan.schema, kept_columns, plan.config.sink.compression, rows_per_group)
     publisher = Publisher(output, form, attempt, plan.identity.fingerprint, plan.config.sink.rows_per_file)
     with Workers(plan.config.job) as workers:
         stored = write_parts(plan.manifest, output, plan.config.source, workers)
@@ -210,8 +210,8 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
         plan = _with_inventory(plan, gone, workers)
     assert plan.prior is not None
     inventory = plan.prior.inventory
-    for one in inventory.strange:
-        publisher.set_aside(one.relative)
+    for file in inventory.strange:
+        publisher.set_aside(file.relative)
     unreadable = map(checksum_name, plan.prior.verified.unreadable)  # finalizing writes them again
     for relative in (*unreadable, *inventory.spent):
         publisher.remove(relative)
@@ -223,11 +223,11 @@ def resume_lines(plan: JobPlan) -> list[str]:
     if plan.prior is None:
         return []
     strange = plan.prior.inventory.strange
-    left = spans.num_missing(plan.datasource.planned, plan.prior.done)
-    rest = "an unknown number" if left is None else f"{left:,}"
+    num_missing = spans.num_missing(plan.datasource.planned, plan.prior.done)
+    rest = "an unknown number" if num_missing is None else f"{num_missing:,}"
     return [
         f"resuming: {len(plan.prior.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
-        *(access.printable(f"  set aside: {one.relative}: {one.problem}") for one in strange[:10]),
+        *(access.printable(f"  set aside: {file.relative}: {file.problem}") for file in strange[:10]),
         plan.prior.verified.line(),
     ]
 
@@ -238,13 +238,13 @@ def limit_text(plan: JobPlan) -> str:
         return ""
     manifest = with_counts(plan.manifest, plan.output)
     shard, planned = plan.output.shard, plan.datasource.planned
-    whole = plan_shard(manifest.files, manifest.cuts, shard.number, WHOLE_FILE_ROWS, WHOLE_FILE_BYTES)
-    return limited(planned, whole, manifest.counts, plan.limit)
+    unlimited = plan_shard(manifest.files, manifest.cuts, shard.number, WHOLE_FILE_ROWS, WHOLE_FILE_BYTES)
+    return limited(planned, unlimited, manifest.counts, plan.limit)
 
 
-def limited(planned: spans.Spans, whole: spans.Spans, counts: Ints, limit: int) -> str:
-    """Return how many samples of `whole` are not planned because of a limit; empty if none."""
-    num_planned, num_samples = spans.num_samples(planned, counts), spans.num_samples(whole, counts)
+def limited(planned: spans.Spans, unlimited: spans.Spans, counts: Ints, limit: int) -> str:
+    """Return how many samples of `unlimited` are not planned because of a limit; empty if none."""
+    num_planned, num_samples = spans.num_samples(planned, counts), spans.num_samples(unlimited, counts)
     if num_samples is not None and num_planned == num_samples:
         return ""
     most = f"{limit:,}" if num_planned is None else f"{num_planned:,}"
@@ -256,8 +256,8 @@ def is_complete(plan: JobPlan) -> bool:
     """Return whether the output is finalized and has all planned samples, so that no attempt is needed."""
     if plan.prior is None or plan.datasource.num_spans:
         return False
-    found, verified = plan.prior.inventory, plan.prior.verified
-    at_rest = not (found.strange or found.spooled or found.spent or found.superseded)
+    inventory, verified = plan.prior.inventory, plan.prior.verified
+    at_rest = not (inventory.strange or inventory.spooled or inventory.spent or inventory.superseded)
     has_notes = not (verified.unreadable or verified.unnoted)
     with access.refusals("sink.path", plan.output.url):
         return at_rest and has_notes and bool(read_summary(plan.output))

@@ -280,16 +280,16 @@ def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> In
         raise ConfigError(message) from None
 
 
-def _renamed(found: Any, job: Section) -> Any:
+def _renamed(pair: Any, job: Section) -> Any:
     """Replace the revisions and model ids of a pair, or of its `info`, by the job's own paths and pinned revisions."""
     stored = {site.name: site for site in sites(job) if site.is_stored or site.shipped is not None}
     if not stored:
-        return found
-    if hasattr(found, "info"):  # image pairs have their revisions and ids in `info`
-        return dataclasses.replace(found, info=_renamed(found.info, job))
+        return pair
+    if hasattr(pair, "info"):  # image pairs have their revisions and ids in `info`
+        return dataclasses.replace(pair, info=_renamed(pair.info, job))
     revisions = {name: str(site.section.revision) for name, site in stored.items() if site.is_stored}
-    changes: dict[str, Any] = {"revisions": {**found.revisions, **revisions}}
+    changes: dict[str, Any] = {"revisions": {**pair.revisions, **revisions}}
     for name in ("target", "drafter"):
-        if name in stored and hasattr(found, f"{name}_id"):
+        if name in stored and hasattr(pair, f"{name}_id"):
             changes[f"{name}_id"] = f"{stored[name].section.path}@{changes['revisions'][name]}"
-    return dataclasses.replace(found, **changes)
+    return dataclasses.replace(pair, **changes)

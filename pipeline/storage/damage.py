@@ -20,9 +20,9 @@ class DamagedFile(ConfigError):
     """Raised for a file of an output with other content than a job has written. `relative` is its path and `reason` the
     problem; the message has the `advice` after them."""
 
-    def __init__(self, shown: str, relative: str, reason: str, advice: str = "") -> None:
+    def __init__(self, location: str, relative: str, reason: str, advice: str = "") -> None:
         self.relative, self.reason = relative, reason
-        super().__init__(f"sink.path: {shown} is damaged: {reason}" + (f"; {advice}" if advice else ""))
+        super().__init__(f"sink.path: {location} is damaged: {reason}" + (f"; {advice}" if advice else ""))
 
 
 def parse_json(data: bytes) -> Any:

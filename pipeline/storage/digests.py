@@ -39,8 +39,8 @@ def digest_name(relative: str, digest: Digest) -> str:
 
 def parse_digests(names: Iterable[str]) -> dict[str, frozenset[Digest]]:
     """Return the recorded versions of every file, by its path without `_job/`, from names below `DIGESTS`."""
-    found: dict[str, set[Digest]] = {}
+    by_path: dict[str, set[Digest]] = {}
     for name in names:
         if match := _RECORD.fullmatch(name):
-            found.setdefault(match[1], set()).add(Digest(int(match[2]), match[3]))
-    return {relative: frozenset(digests) for relative, digests in found.items()}
+            by_path.setdefault(match[1], set()).add(Digest(int(match[2]), match[3]))
+    return {relative: frozenset(digests) for relative, digests in by_path.items()}

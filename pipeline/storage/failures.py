@@ -80,9 +80,9 @@ _UNREACHABLE_ERRNO = {
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error, its cause, the cause of that, and so on, as a traceback shows them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen and len(seen) < MAX_CAUSES:
-        seen.add(id(error))
+    ids: set[int] = set()
+    while error is not None and id(error) not in ids and len(ids) < MAX_CAUSES:
+        ids.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
@@ -91,11 +91,11 @@ def status_of(error: BaseException | None) -> int | None:
     """Return the HTTP status in a driver's error; None if it has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
-        found = getattr(response, "status_code", None)
+        status = getattr(response, "status_code", None)
     # Evaluated lazily: some drivers' errors warn when `code` is read.
-    candidates = itertools.chain([found], (getattr(error, name, None) for name in ("status", "status_code", "code")))
+    candidates = itertools.chain([status], (getattr(error, name, None) for name in ("status", "status_code", "code")))
     return next((status for status in candidates if isinstance(status, int) and 100 <= status < 600), None)
 
 
@@ -119,11 +119,11 @@ def true_error(error: Exception) -> Exception:
 
 def explain(error: BaseException, url: str = "") -> str:
     """Return what was wrong with the store at `url` and what to do; empty for errors that are not of a store."""
-    found = list(causes(error))
-    store = _store_of(url, found)
-    is_inner = [not isinstance(one, OSError) and _package_of(one) not in _DRIVERS for one in found]
-    for one in found[: 1 + next((place for place, ends in enumerate(is_inner) if ends), len(found))]:
-        if text := _explained(one, store, url):
+    errors = list(causes(error))
+    store = _store_of(url, errors)
+    is_inner = [not isinstance(cause, OSError) and _package_of(cause) not in _DRIVERS for cause in errors]
+    for cause in errors[: 1 + next((index for index, ends in enumerate(is_inner) if ends), len(errors))]:
+        if text := _explained(cause, store, url):
             return text
     if isinstance(error, ImportError) and store.package:
         return f"its driver is not installed; pip install {store.package}"
@@ -132,11 +132,11 @@ def explain(error: BaseException, url: str = "") -> str:
     return ""
 
 
-def _store_of(url: str, found: list[BaseException]) -> Store:
+def _store_of(url: str, errors: list[BaseException]) -> Store:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.\-]*)://", url)
     if match:
         return STORES.get(match.group(1).lower(), _OTHER)
-    packages = map(_package_of, found)
+    packages = map(_package_of, errors)
     return next((_BY_MODULE[name] for name in packages if name in _BY_MODULE), _OTHER)
 
 
@@ -182,9 +182,9 @@ def _explained(error: BaseException, store: Store, url: str) -> str:
 
 
 def _denied(code: str, store: Store) -> str:
-    found = f" ({code})" if code else ""
+    detail = f" ({code})" if code else ""
     advice = store.credentials if store is _WEB else f"{store.credentials}, of a user with permission"
-    return f"access denied{found}; {advice}"
+    return f"access denied{detail}; {advice}"
 
 
 def _is_timeout(error: BaseException) -> bool:

@@ -60,7 +60,7 @@ class Skipped:
 
 def describe_skipped(counts: Mapping[str, int], kind: str) -> str:
     """Format the counts for messages, the most frequent first."""
-    parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
+    parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))]
     return f"{', '.join(parts)} (source.kind {kind!r} does not read them)"
 
 
@@ -108,13 +108,13 @@ def list_paths(
 
 
 def _merged(shared: str, listings: Sequence[tuple[str, Iterable[Listed]]]) -> Iterator[Listed]:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for root, listing in listings:
         below = root[len(shared) :].strip("/")
         for file in listing:
             path = f"{below}/{file.path}" if below else file.path
-            if path not in seen:
-                seen.add(path)
+            if path not in paths:
+                paths.add(path)
                 yield file._replace(path=path)
 
 

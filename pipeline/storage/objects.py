@@ -46,8 +46,8 @@ def check_size(filesystem: Any, path: str, num_bytes: int) -> None:
     """Raise OSError unless the stored object has `num_bytes`."""
     size = retried(lambda: filesystem.info(path, refresh=True))["size"]
     if size != num_bytes:
-        shown = access.shown(str(filesystem.unstrip_protocol(path)))
-        raise OSError(f"{shown}: {num_bytes} bytes were sent and {size} are stored")
+        location = access.shown(str(filesystem.unstrip_protocol(path)))
+        raise OSError(f"{location}: {num_bytes} bytes were sent and {size} are stored")
 
 
 class Folder(Protocol):

@@ -95,18 +95,18 @@ class OutputDir:
 
     def is_begun(self) -> bool:
         """Return whether a job, or a shard of a job, has started here."""
-        whole = replace(self, shard=WHOLE)
-        found = whole.list_files(JOB)
-        return any(name.startswith(("attempts/", "shards/")) or f"{JOB}/{name}" == CONTENT for name in found)
+        all_shards = replace(self, shard=WHOLE)
+        names = all_shards.list_files(JOB)
+        return any(name.startswith(("attempts/", "shards/")) or f"{JOB}/{name}" == CONTENT for name in names)
 
     def refuse_if_used(self) -> None:
         """Raise ConfigError if `data/`, `errors/` or `_job/` contain a file; names the first file found."""
         for folder in (DATA, ERRORS, JOB):
-            for found in self.list_files(folder):
-                if folder == JOB and found.startswith(_LITTER):
+            for name in self.list_files(folder):
+                if folder == JOB and name.startswith(_LITTER):
                     continue
                 raise ConfigError(
-                    f"sink.path: {self.shown()} is not empty: it holds {folder}/{found}; choose another path, "
+                    f"sink.path: {self.shown()} is not empty: it holds {folder}/{name}; choose another path, "
                     "or remove its files"
                 )
 
@@ -178,15 +178,15 @@ class OutputDir:
             self.filesystem.invalidate_cache()
             return dict(self.filesystem.find(root, detail=True))
 
-        found = {}
+        versions = {}
         for path, info in (find() if self.is_local else retried(find)).items():
             name = str(path)[len(root.rstrip("/")) + 1 :]
             if name.startswith(self.prefix):
                 listed = of_info(name, info)
                 inode = info.get("ino", "")  # the clock of modification times is coarse
                 version = f"{listed.size_bytes} {listed.token} {inode}" if listed.token else ""
-                found[name.removeprefix(self.prefix)] = version
-        return found
+                versions[name.removeprefix(self.prefix)] = version
+        return versions
 
     def make_folders(self) -> None:
         """Create the folders `data/`, `errors/` and `_job/`, which object stores do not need; OutsideRoots for a link
@@ -247,8 +247,8 @@ class OutputDir:
         if not self.is_local:
             retried(lambda: self.filesystem.pipe_file(self.path(name), b"-"))
             return
-        with self._local(name, make=True) as (folder, own):
-            os.close(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=folder))
+        with self._local(name, make=True) as (folder, basename):
+            os.close(os.open(basename, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=folder))
 
     def digests(self, folder: str = "") -> dict[str, frozenset[Digest]]:
         """Return the recorded versions of files below a folder, by path without `_job/` (`parse_digests`). Files that

@@ -20,8 +20,8 @@ class Shard(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `I/N`; raise ConfigError unless 0 <= I < N <= `MAX_SHARDS`."""
-        found = _SHARD.fullmatch(text)
-        shard = cls(int(found[1]), int(found[2])) if found else None
+        match = _SHARD.fullmatch(text)
+        shard = cls(int(match[1]), int(match[2])) if match else None
         if shard is None or not shard.number < shard.total <= MAX_SHARDS:
             raise ConfigError(f"--shard {text}: must be I/N with 0 <= I < N <= {MAX_SHARDS}, such as 0/8")
         return shard

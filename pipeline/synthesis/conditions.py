@@ -66,10 +66,10 @@ def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
             return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
         return np.frombuffer(data, {"float32": "<f4", "float16": "<f2"}[dtype])
     if column_types.is_text(cell.type):
-        found = np.array(json.loads(cell.as_py()))
-        if found.dtype.kind not in "fiu":
-            raise ValueError(f"values of type {found.dtype}")
-        return found.astype(np.float64)
+        array = np.array(json.loads(cell.as_py()))
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"values of type {array.dtype}")
+        return array.astype(np.float64)
     values = cell.values
     while column_types.is_list(values.type):
         if values.null_count:

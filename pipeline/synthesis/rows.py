@@ -58,7 +58,7 @@ IMAGES: Columns = [
 ]
 """Name, Arrow type and meaning of the columns of image outputs."""
 _RESULT = [(name, kind) for name, kind, _ in IMAGES]
-_VALUES = [("prompt", TEXT), _LABEL[:2], ("features", FEATURES), *(one[:2] for one in _SAMPLING)]
+_VALUES = [("prompt", TEXT), _LABEL[:2], ("features", FEATURES), *(field[:2] for field in _SAMPLING)]
 PREPARED_VALUES = pa.schema([*_VALUES, *schemas.ERROR])
 """Columns that the stage `prepare` adds or changes."""
 _PREPARED = [*schemas.IDENTITY, *_VALUES, *schemas.ERROR]
@@ -74,18 +74,18 @@ def prepared_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 def coded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """Return the schema of CODED tables, the output of the engine's actor, and of jobs without images."""
-    return schemas.schema_of([one for one in _RESULT if one[0] not in ("image", "width_px", "height_px")], keep)
+    return schemas.schema_of([field for field in _RESULT if field[0] not in ("image", "width_px", "height_px")], keep)
 
 
 def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """Return the schema of PAINTED tables; `rgb` is uint8, row-major, height · width · 3 bytes; empty in error rows."""
-    return schemas.schema_of([("rgb", pa.large_binary()) if one[0] == "image" else one for one in _RESULT], keep)
+    return schemas.schema_of([("rgb", pa.large_binary()) if field[0] == "image" else field for field in _RESULT], keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: bool = True) -> pa.Schema:
     """Return the schema of `data/` and `errors/`; its metadata declares `image` as an image for `datasets`."""
     if not images:
         return coded_schema(keep)
-    schema = schemas.schema_of([one for one in _RESULT if codes or one[0] != "codes"], keep)
+    schema = schemas.schema_of([field for field in _RESULT if codes or field[0] != "codes"], keep)
     features = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
     return schema.with_metadata({**schema.metadata, schemas.HUGGING_FACE_KEY: features})

@@ -38,6 +38,6 @@ class ImageSummary(Summary):
     def lines(self) -> list[tuple[str, str]]:
         renamed = {"samples": "images", "samples/s": "images/s"}
         lines = [(renamed.get(label, label), value) for label, value in super().lines()]
-        place = [label for label, _ in lines].index("engine time")
-        lines.insert(place, ("tokens/forward", f"{self.tokens_per_forward:.2f}"))
+        index = [label for label, _ in lines].index("engine time")
+        lines.insert(index, ("tokens/forward", f"{self.tokens_per_forward:.2f}"))
         return lines

@@ -56,16 +56,16 @@ class Answers:
     def joined(self, rows: pa.Table) -> pa.Table:
         """Return the answered rows of a READ table, with the column `token_ids`. Raise ConfigError for another id."""
         keys, known = keys_of(rows), self.table["key"].to_numpy()
-        places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        answered = np.flatnonzero(known[places] == keys)
-        rows, found = rows.take(pa.array(answered)), self.table.take(pa.array(places[answered]))
+        indices = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        answered = np.flatnonzero(known[indices] == keys)
+        rows, answers = rows.take(pa.array(answered)), self.table.take(pa.array(indices[answered]))
         for name in ("source", "row_index", "sample_id"):
             # A row that cannot be read has no id, and passes with its error.
-            differs = pc.and_(pc.not_equal(rows[name], found[name]), pc.equal(rows["error_type"], ""))
-            for place in np.flatnonzero(differs.to_numpy()).tolist():
-                here, there = ({key: one[key][place].as_py() for key in _ROWS.names[:3]} for one in (rows, found))
+            differs = pc.and_(pc.not_equal(rows[name], answers[name]), pc.equal(rows["error_type"], ""))
+            for index in np.flatnonzero(differs.to_numpy()).tolist():
+                here, there = ({key: table[key][index].as_py() for key in _ROWS.names[:3]} for table in (rows, answers))
                 raise ConfigError(f"source: the row {here} is not the row {there} that the job has answered")
-        return rows.append_column(_ROWS.field(TOKEN_IDS), found[TOKEN_IDS])
+        return rows.append_column(_ROWS.field(TOKEN_IDS), answers[TOKEN_IDS])
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,12 @@ class Feed:
         part = draw.table.take(pa.array(numbers, pa.int64()))
         ordinals = [draw.first + number for number in numbers]
         keys = self._keys(part, ordinals)
-        found = self._stored(keys, whole=draw.epoch == 0)
-        missing = [place for place, states in enumerate(found) if states is None]
+        stored = self._stored(keys, all_or_none=draw.epoch == 0)
+        missing = [index for index, states in enumerate(stored) if states is None]
         with self._decoding:
             decoded = read_rows(part.take(missing), self._job, self._options, self._learner.shape) if missing else []
         rows = iter(decoded)
-        contents = [next(rows) if states is None else states for states in found]
+        contents = [next(rows) if states is None else states for states in stored]
         return [FeedItem(*each) for each in zip(ordinals, keys, contents, strict=True)]
 
     def samples(self, items: Sequence[FeedItem]) -> tuple[list[tuple[int, Sample]], list[str]]:
@@ -120,13 +120,13 @@ class Feed:
         self._cache.put(key, states)
         return states
 
-    def _stored(self, keys: Sequence[str], whole: bool) -> list[RowStates | None]:
-        """Return the stored states of rows; with `whole`, those of all rows or of none."""
+    def _stored(self, keys: Sequence[str], all_or_none: bool) -> list[RowStates | None]:
+        """Return the stored states of rows; with `all_or_none`, those of all rows or of none."""
         nothing: list[RowStates | None] = [None] * len(keys)
-        if self._cache is None or (whole and not all(self._cache.has(key) for key in keys)):
+        if self._cache is None or (all_or_none and not all(self._cache.has(key) for key in keys)):
             return nothing
-        found = [self._cache.get(key) for key in keys]
-        return nothing if whole and None in found else found
+        stored = [self._cache.get(key) for key in keys]
+        return nothing if all_or_none and None in stored else stored
 
     def _keys(self, rows: pa.Table, ordinals: Sequence[int | None]) -> list[str]:
         """Return the cache keys of rows: hashes of their cells as read, and of whether their condition is dropped."""
@@ -170,9 +170,9 @@ class Feed:
     def _held_out_rows(self, spans: SpanSource) -> Iterator[tuple[str, TrainingRow | str]]:
         for span in range(spans.num_spans):
             table = spans.read(span)
-            for place, sample_id in enumerate(table.column("sample_id").to_pylist()):
+            for index, sample_id in enumerate(table.column("sample_id").to_pylist()):
                 if is_held_out(self._job, sample_id):
-                    row = table.slice(place, 1)
+                    row = table.slice(index, 1)
                     contents = read_rows(row, self._job, self._options, self._learner.shape)
                     yield from zip(self._keys(row, [None]), contents, strict=True)
 
@@ -182,7 +182,7 @@ class Feed:
         target, task = self._learner.target, self._learner.task
         for start in range(0, len(self._held_out), size):
             keys, rows = zip(*self._held_out[start : start + size], strict=True)
-            stored = [states for states in self._stored(keys, whole=True) if states is not None]
+            stored = [states for states in self._stored(keys, all_or_none=True) if states is not None]
             if not stored:
                 fresh: list[TrainingSample] = [make(row, None) for row in rows]
                 stored = list(map(self.kept, keys, teach_rows(target, fresh, task.feature_layers)))

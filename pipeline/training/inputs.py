@@ -79,10 +79,10 @@ class Inputs:
         """Return the identity of the rows: their files' number and a hash of paths, sizes and version tokens; for a
         `job_output`, also the fingerprint of the job, and number and hash of the answers."""
         listed = self.manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
-        found = {"num_files": self.manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
+        description = {"num_files": self.manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
         if self.job is None or self.answers is None:
-            return found
-        return {**found, "config_fingerprint": self.job.fingerprint, "answers": self.answers.describe()}
+            return description
+        return {**description, "config_fingerprint": self.job.fingerprint, "answers": self.answers.describe()}
 
 
 def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
@@ -90,52 +90,52 @@ def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
     cannot teach the target's drafter."""
     training = job.training
     if isinstance(job.source, JobOutputConfig):
-        found = read_job(job.source.path, "source.path")
-        check_answers(found, job.target)
-        install_recorded(found.config, found.source_code)
-        options = PromptOptions.of(found.config)
+        recorded = read_job(job.source.path, "source.path")
+        check_answers(recorded, job.target)
+        install_recorded(recorded.config, recorded.source_code)
+        options = PromptOptions.of(recorded.config)
         limits = (training.max_rows, training.max_tokens)
-        return Inputs(found.config.source, found.manifest, options, *limits, found)
+        return Inputs(recorded.config.source, recorded.manifest, options, *limits, recorded)
     return Inputs(job.source, freeze_source(job), PromptOptions(job.prompt), training.max_rows, training.max_tokens)
 
 
-def check_answers(found: RecordedJob, target: CheckpointConfig) -> None:
+def check_answers(recorded: RecordedJob, target: CheckpointConfig) -> None:
     """Raise ConfigError if the answers are not this target's own, or not one for each row of the source."""
-    config, shown = found.config, found.output.shown()
+    config, path = recorded.config, recorded.output.shown()
     theirs = config.model.target
-    if not _is_same_place(theirs.path, target.path):
+    if not _is_same_location(theirs.path, target.path):
         raise ConfigError(
             f"target: {access.shown(target.path)} is another target than {access.shown(theirs.path)}, whose answers "
-            f"are in {shown}; a drafter learns from its own target's answers"
+            f"are in {path}; a drafter learns from its own target's answers"
         )
     if theirs.quantization != "none":
         raise ConfigError(
-            f"target: the answers in {shown} are those of the target in {theirs.quantization} "
+            f"target: the answers in {path} are those of the target in {theirs.quantization} "
             "(model.target.quantization), and a training runs it as it is stored; train on an output without "
             "quantization"
         )
-    if lossy := [one.label for one in config.method.methods if not one.acceptance.lossless]:
+    if lossy := [method.label for method in config.method.methods if not method.acceptance.lossless]:
         raise ConfigError(
-            f"source.path: the job in {shown} has the lossy method {lossy[0]!r}, which accepts tokens that the target "
+            f"source.path: the job in {path} has the lossy method {lossy[0]!r}, which accepts tokens that the target "
             "would not choose; train on an output of a lossless method, for example of method.acceptance.kind=exact"
         )
     if config.multiplies_rows:
         name = "columns.prompts" if config.columns.prompts is not None else f"source.video.{config.source.video.cut_by}"
         raise ConfigError(
-            f"source.path: the job in {shown} has {name}, so a row of its source has several answers; train on an "
+            f"source.path: the job in {path} has {name}, so a row of its source has several answers; train on an "
             "output with one answer per row"
         )
     if not config.sink.keep_tokens:
         raise ConfigError(
-            f"source.path: the job in {shown} did not keep its tokens, and its texts do not determine them; run it "
+            f"source.path: the job in {path} did not keep its tokens, and its texts do not determine them; run it "
             "with sink.keep_tokens=true and another sink.path"
         )
 
 
-def _is_same_place(one: str, other: str) -> bool:
-    if access.uri_scheme(one) or access.uri_scheme(other):
-        return one.rstrip("/") == other.rstrip("/")
-    return one == other or (os.path.exists(one) and os.path.realpath(one) == os.path.realpath(other))
+def _is_same_location(path: str, other: str) -> bool:
+    if access.uri_scheme(path) or access.uri_scheme(other):
+        return path.rstrip("/") == other.rstrip("/")
+    return path == other or (os.path.exists(path) and os.path.realpath(path) == os.path.realpath(other))
 
 
 def check_revision(job: RecordedJob, target: CheckpointConfig, revision: str) -> None:

@@ -59,45 +59,45 @@ def read_rows(
     images, videos = decoded.column("images"), decoded.column("videos")
     assert decoded.num_rows == table.num_rows, "a row cannot become several in a training job"
     rows: list[TrainingRow | str] = []
-    for place, (sample_id, messages, code) in enumerate(zip(*columns, strict=True)):
+    for index, (sample_id, messages, code) in enumerate(zip(*columns, strict=True)):
         if code:
             rows.append(code)
             continue
-        row = TrainingRow(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
+        row = TrainingRow(sample_id, json.loads(messages), rgb_images(images[index]), clips(videos[index]))
         try:
             if isinstance(job.source, JobOutputConfig):
-                rows.append(replace(row, answer_ids=tuple(table.column(TOKEN_IDS)[place].as_py())))
+                rows.append(replace(row, answer_ids=tuple(table.column(TOKEN_IDS)[index].as_py())))
             elif job.image is None:
-                answer = table.column(job.answer_column)[place].as_py()
+                answer = table.column(job.answer_column)[index].as_py()
                 text = None if answer is None else neutralise(str(answer), options.prompt_options.special_tokens)
                 rows.append(replace(row, answer=text))
             else:
                 assert shape is not None
-                condition = _condition(table, place, job.image.columns, shape)
-                rows.append(replace(row, codes=_codes(table, place, job.image.columns.codes), condition=condition))
+                condition = _condition(table, index, job.image.columns, shape)
+                rows.append(replace(row, codes=_codes(table, index, job.image.columns.codes), condition=condition))
         except RowError as error:
             rows.append(error.code)
     return rows
 
 
 def _condition(
-    table: pa.Table, place: int, columns: TrainingImageColumnsConfig, shape: GptShape
+    table: pa.Table, index: int, columns: TrainingImageColumnsConfig, shape: GptShape
 ) -> NDArray[np.float32] | int | None:
     if columns.label is not None:
-        return read_label(table.column(columns.label)[place].as_py(), shape.num_classes)
+        return read_label(table.column(columns.label)[index].as_py(), shape.num_classes)
     if columns.features is not None:
-        cell = table.column(columns.features)[place]
+        cell = table.column(columns.features)[index]
         return read_features(cell, columns.features_dtype, shape.condition_dim, shape.num_condition_tokens)
     return None
 
 
-def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
+def _codes(table: pa.Table, index: int, column: str | None) -> NDArray[np.int64] | None:
     """Read a row's VQ codes (num_codes,), also from JSON text; None for anything but integers."""
     if column is None:
         return None
-    value = table.column(column)[place].as_py()
+    value = table.column(column)[index].as_py()
     try:
-        found = np.array(json.loads(value) if isinstance(value, str) else value).reshape(-1)
+        codes = np.array(json.loads(value) if isinstance(value, str) else value).reshape(-1)
     except (TypeError, ValueError):
         return None
-    return found.astype(np.int64) if found.dtype.kind in "iu" else None
+    return codes.astype(np.int64) if codes.dtype.kind in "iu" else None

@@ -26,7 +26,7 @@ from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
-from pipeline.manifest.row_stream import Draw, Place, RowStream, read_ahead
+from pipeline.manifest.row_stream import Draw, RowStream, StreamPosition, read_ahead
 from pipeline.rows.schemas import ERROR_CODES
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
@@ -83,7 +83,7 @@ class TrainingRun:
             workers.max_forward_tokens,
             DTYPES.get(job.training.gemm_dtype, torch.bfloat16 if is_bf16 else torch.float32),
         )
-        self._place = Place()
+        self._position = StreamPosition()
         self._first_epoch = {"num_taught_rows": 0}
         self._best: dict[str, Any] | None = None
         self._history: list[dict[str, float]] = []
@@ -110,16 +110,16 @@ class TrainingRun:
         stream = RowStream(
             self._spans, lambda sample_id: not is_held_out(self.job, sample_id), training.seed, training.shuffle_rows
         )
-        began = shown = saved = time.monotonic()
+        began = reported = saved = time.monotonic()
         seconds_before, rows_since, tokens_since, losses = self._seconds, 0, 0, list[float]()
         draws = read_ahead(self._read(stream), self.job.workers.read_ahead_batches)
         while self.trainer.step < training.num_steps:
             draw, read = next(draws)
             items = self._feed.items(draw, read)
-            if draw.epoch > self._place.epoch and (line := self._feed.describe_cache()) and self.is_first:
+            if draw.epoch > self._position.epoch and (line := self._feed.describe_cache()) and self.is_first:
                 self._log(line)
             loss, num_tokens = self._step(draw, items)
-            self._place = draw.place
+            self._position = draw.position
             step, now = self.trainer.step, time.monotonic()
             self._seconds = seconds_before + now - began
             if not self.is_first:
@@ -127,14 +127,14 @@ class TrainingRun:
             rows_since, tokens_since = rows_since + draw.table.num_rows, tokens_since + num_tokens * self.worker.size
             losses += [] if loss is None else [loss]
             is_last = step == training.num_steps
-            if is_last or now - shown >= PROGRESS_INTERVAL_S:
-                rate, tokens_rate = (count / max(1e-9, now - shown) for count in (rows_since, tokens_since))
+            if is_last or now - reported >= PROGRESS_INTERVAL_S:
+                rate, tokens_rate = (count / max(1e-9, now - reported) for count in (rows_since, tokens_since))
                 left_s = (training.num_steps - step) * training.batch_rows / max(1e-9, rate)
                 self._log(
                     f"step {step}/{training.num_steps} loss {sum(losses) / max(1, len(losses)):.4f} {rate:.1f} rows/s, "
                     f"{tokens_rate:.0f} tokens/s, epoch {draw.epoch + 1}, {left_s:.0f} s left"
                 )
-                shown, rows_since, tokens_since, losses = now, 0, 0, []
+                reported, rows_since, tokens_since, losses = now, 0, 0, []
             is_measured = is_last or step % training.measure_every_steps == 0
             if is_measured:
                 self._measure()
@@ -146,7 +146,7 @@ class TrainingRun:
 
     def _read(self, stream: RowStream) -> Iterator[tuple[Draw, Callable[[], list[FeedItem]]]]:
         """Yield each batch, and a function that returns this worker's share of it, decoded or read from the cache."""
-        for draw in stream.draws(self.job.training.batch_rows, self._place):
+        for draw in stream.draws(self.job.training.batch_rows, self._position):
             yield draw, self._feed.read_ahead(draw)
 
     def _step(self, draw: Draw, items: list[FeedItem]) -> tuple[float | None, int]:
@@ -194,19 +194,19 @@ class TrainingRun:
         """Measure accuracy on held-out rows, and keep the best weights: by top-1 accuracy, which decides the length of
         chains, or for images, whose tokens have many likely continuations, by top-3 accuracy (LANTERN, appendix C)."""
         best_by = "top1_accuracy" if self.job.image is None else "top3_accuracy"
-        found = accuracy(self.learner.task, self.learner.target, self._feed.held_out_samples())
-        self._history.append({"step": self.trainer.step, **found})
-        top1, top3 = found["top1_accuracy"], found["top3_accuracy"]
+        accuracies = accuracy(self.learner.task, self.learner.target, self._feed.held_out_samples())
+        self._history.append({"step": self.trainer.step, **accuracies})
+        top1, top3 = accuracies["top1_accuracy"], accuracies["top3_accuracy"]
         self._log(f"step {self.trainer.step} held out: top-1 {top1:.4f} top-3 {top3:.4f}")
-        if self._best is None or found[best_by] > self._best[best_by]:
-            self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
+        if self._best is None or accuracies[best_by] > self._best[best_by]:
+            self._best = {"step": self.trainer.step, **accuracies, "weights": self.trainer.weights()}
 
     def _save(self) -> None:
         """Write the checkpoint atomically."""
         state = {
             "format": FORMAT,
             "trainer": self.trainer.state(),
-            "place": asdict(self._place),
+            "place": asdict(self._position),
             "first_epoch": self._first_epoch,
             "best": self._best,
             "history": self._history,
@@ -229,7 +229,7 @@ class TrainingRun:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             message = f"output.path: {path} cannot be read ({reason}); remove the folder to begin anew"
             raise ConfigError(message) from None
-        self._place = Place(**state["place"])
+        self._position = StreamPosition(**state["place"])
         self._first_epoch, self._best = state["first_epoch"], state["best"]
         self._history, self._seconds = state["history"], state["seconds"]
         if self.is_first:
@@ -257,7 +257,7 @@ class TrainingRun:
             "num_taught_rows": self._first_epoch["num_taught_rows"],
             "num_held_out_rows": len(self._feed.held_out),
             "left_out": self._left_out(),
-            "num_epochs": self._place.epoch + 1,
+            "num_epochs": self._position.epoch + 1,
             "seconds": round(self._seconds, 1),
         }
         self._write(measured, dtype)
@@ -265,13 +265,13 @@ class TrainingRun:
 
     def _requests(self) -> list[Request]:
         options, limit = self.job.acceptance, self.learner.target.max_new_tokens
-        own = {
+        overrides = {
             "max_new_tokens": limit or options.max_new_tokens,
             "temperature": options.temperature,
             "top_k": options.top_k,
             "guidance_scale": options.guidance_scale,
         }
-        sampling = Sampling(**(self.learner.processors | own))
+        sampling = Sampling(**(self.learner.processors | overrides))
         rows = self._feed.held_out[: options.num_rows]
         return [
             replace(self.learner.training_samples.request(row, sampling), seed=self.job.training.seed) for row in rows

@@ -32,55 +32,55 @@ class Counted:
 
     @property
     def num_tokens(self) -> int:
-        return sum(one.count for one in self.tokens)
+        return sum(token.count for token in self.tokens)
 
     def size_for(self, share: float) -> int:
         """Return the smallest number of most frequent tokens that cover this share (0 to 1) of all occurrences."""
-        seen = itertools.accumulate(one.count for one in self.tokens)
-        return min(len(self.tokens), 1 + sum(1 for count in seen if count < share * self.num_tokens))
+        totals = itertools.accumulate(token.count for token in self.tokens)
+        return min(len(self.tokens), 1 + sum(1 for count in totals if count < share * self.num_tokens))
 
 
 def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
     """Count the tokens of texts, without special tokens, by a transformers `tokenizer`; empty texts are skipped."""
     counts: Counter[int] = Counter()
     num_texts = 0
-    kept = filter(None, texts)
-    while some := list(itertools.islice(kept, TEXTS_AT_ONCE)):
+    nonempty = filter(None, texts)
+    while some := list(itertools.islice(nonempty, TEXTS_AT_ONCE)):
         num_texts += len(some)
         for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
             counts.update(ids)
     ordered = sorted(counts, key=lambda number: (-counts[number], number))
     names = tokenizer.convert_ids_to_tokens(ordered)
-    found = (TokenCount(number, name, counts[number]) for number, name in zip(ordered, names, strict=True))
-    return Counted(tuple(found), num_texts)
+    tokens = (TokenCount(number, name, counts[number]) for number, name in zip(ordered, names, strict=True))
+    return Counted(tuple(tokens), num_texts)
 
 
 def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
     """Yield the texts in `column` of job outputs and Parquet files, and the lines of other files; ConfigError if a
     source is missing, lacks the column, or cannot be read."""
     for source in sources:
-        shown = access.shown(source)
+        location = access.shown(source)
         check_stores("SOURCE", [source])
         try:
             filesystem, path = access.open_url(source, "SOURCE")
             if not is_file(filesystem, path) and not is_folder(filesystem, path):
-                raise ConfigError(f"{shown}: there is no such file or folder")
-            for file in _files_of(filesystem, path, shown):
+                raise ConfigError(f"{location}: there is no such file or folder")
+            for file in _files_of(filesystem, path, location):
                 yield from _texts_in(filesystem, file, column)
         except ConfigError:
             raise
         except Exception as error:  # drivers and pyarrow raise any error
-            raise ConfigError(f"{shown}: it cannot be read: {access.reason_of(error, source)}") from None
+            raise ConfigError(f"{location}: it cannot be read: {access.reason_of(error, source)}") from None
 
 
-def _files_of(filesystem: Any, path: str, shown: str) -> list[str]:
+def _files_of(filesystem: Any, path: str, location: str) -> list[str]:
     if not is_folder(filesystem, path):
         return [path]
     for folder in (access.join(path, "data"), path):
         names = filesystem.ls(folder, detail=False) if is_folder(filesystem, folder) else []
-        if found := sorted(name for name in names if name.endswith(".parquet")):
-            return found
-    raise ConfigError(f"{shown}: it is no output of a job: it holds no data/*.parquet")
+        if files := sorted(name for name in names if name.endswith(".parquet")):
+            return files
+    raise ConfigError(f"{location}: it is no output of a job: it holds no data/*.parquet")
 
 
 def _texts_in(filesystem: Any, path: str, column: str) -> Iterator[str]:

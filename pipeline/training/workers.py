@@ -101,15 +101,15 @@ def add_up(values: torch.Tensor) -> None:
 
 def _log_shown(path: Path) -> AbstractContextManager[None]:
     """Copy lines that are added to the log to standard error while the block runs."""
-    place = path.stat().st_size if path.exists() else 0
+    position = path.stat().st_size if path.exists() else 0
 
     def look() -> None:
-        nonlocal place
+        nonlocal position
         if path.exists():
             with path.open("rb") as log:
-                log.seek(place)
+                log.seek(position)
                 added = log.read()
-            place += len(added)
+            position += len(added)
             sys.stderr.write(added.decode("utf-8", "replace"))
             sys.stderr.flush()
 

@@ -141,11 +141,11 @@ class Verification:
 
     def statement(self) -> str:
         """Return what the sample implies about all samples."""
-        found = "none" if not self.num_different else f"{self.num_different:,}"
+        count = "none" if not self.num_different else f"{self.num_different:,}"
         share = upper_share(self.num_different, self.num_samples) if self.num_samples else 1.0
         unit = "samples" if self.prepared.job.config.multiplies_rows else "rows"
         return (
-            f"with {self.num_samples:,} {unit} verified and {found} different, at most {100 * share:.3g} % of "
+            f"with {self.num_samples:,} {unit} verified and {count} different, at most {100 * share:.3g} % of "
             f"{unit} differ at {CONFIDENCE:.0%} confidence"
         )
 
@@ -216,16 +216,16 @@ def _damaged(job: RecordedJob) -> tuple[str, ...]:
     return tuple(
         f"{DATA}/{view.prefix}{name.removeprefix(f'{DATA}/')}: {reason}"
         for view in job.views
-        for found in [checksums.verify(view, is_tolerant=True)]
-        for name, reason in (found.problems | found.unrecorded).items()
+        for verified in [checksums.verify(view, is_tolerant=True)]
+        for name, reason in (verified.problems | verified.unrecorded).items()
         if name.startswith(f"{DATA}/")
     )
 
 
 def _first(names: Sequence[str]) -> str:
     """Return the first of several names, and dots if there are more."""
-    shown = [access.printable(name) for name in names[:MAX_NAMED]]
-    return ", ".join([*shown, *(["…"] if len(names) > MAX_NAMED else [])])
+    listed = [access.printable(name) for name in names[:MAX_NAMED]]
+    return ", ".join([*listed, *(["…"] if len(names) > MAX_NAMED else [])])
 
 
 def second_config(job: RecordedJob, settings: Settings) -> CaptionJobConfig:
@@ -249,9 +249,9 @@ def second_config(job: RecordedJob, settings: Settings) -> CaptionJobConfig:
 
 def _inexact(config: CaptionJobConfig) -> str:
     """Return why a job's tokens may differ from plain decoding without a fault; empty if they may not."""
-    for one in config.method.methods:
-        if not one.acceptance.lossless:
-            return f"the method {one.label!r} is lossy: its rows may differ"
+    for method in config.method.methods:
+        if not method.acceptance.lossless:
+            return f"the method {method.label!r} is lossy: its rows may differ"
     is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None
     if is_sampled and config.method.acceptance.kind == "rejection":
         return "rejection sampling preserves the distribution and not each row's draw: rows may differ"
@@ -268,7 +268,7 @@ def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
     """
     settings, job = prepared.settings, prepared.job
     name = f"share-{settings.share:g}-seed-{settings.seed}-{prepared.plan.identity.fingerprint}"
-    found = Verification(prepared, job.output.shown(f"{FOLDER}/{name}"))
+    verification = Verification(prepared, job.output.shown(f"{FOLDER}/{name}"))
     for old in job.output.list_files(f"{FOLDER}/{name}"):
         job.output.remove(f"{FOLDER}/{name}/{old}")
     with ray_session.session(prepared.plan.config.job):
@@ -276,12 +276,12 @@ def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
             compared = _round(prepared, recorded, build)
             _write(job.output, f"{FOLDER}/{name}/part-{number:04d}.parquet", compared.table())
             samples, different = compared.num_samples()
-            found.counts += compared.counts
-            found.losses = found.losses.plus(compared.losses)
-            found.num_samples += samples
-            found.num_different += different
-    job.output.write_recorded(f"{FOLDER}/{name}/verification.json", as_json(found.to_json()))
-    return found
+            verification.counts += compared.counts
+            verification.losses = verification.losses.plus(compared.losses)
+            verification.num_samples += samples
+            verification.num_different += different
+    job.output.write_recorded(f"{FOLDER}/{name}/verification.json", as_json(verification.to_json()))
+    return verification
 
 
 def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> RowComparison:

@@ -160,8 +160,8 @@ class Makers:
 
     def candidates(self, methods: dict[str, int] | None = None) -> dict[str, Candidate]:
         """By name, plain decoding first."""
-        found = METHODS if methods is None else methods
-        return {name: Candidate(self._maker(name, drafts), drafts > 0) for name, drafts in found.items()}
+        names = METHODS if methods is None else methods
+        return {name: Candidate(self._maker(name, drafts), drafts > 0) for name, drafts in names.items()}
 
     def engine(self, name: str, drafts: int, slots: int) -> CostEngine:
         self.made.append((name, slots))

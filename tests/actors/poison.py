@@ -96,7 +96,7 @@ class Life:
                 r.sample_id: "engine_died" for r, n in zip(batch, deaths, strict=True) if n >= GIVEN_UP_FROM_DEATHS
             }
             run = [(r, n) for r, n in zip(batch, deaths, strict=True) if n < GIVEN_UP_FROM_DEATHS]
-            suspects = {place: Suspect(r.sample_id, n) for place, (r, n) in enumerate(run) if n}
+            suspects = {index: Suspect(r.sample_id, n) for index, (r, n) in enumerate(run) if n}
             futures.append(thread.decode([r for r, _ in run], suspects))
             results.append(as_failed_row)
         gate.set()

@@ -58,11 +58,11 @@ def test_every_row_names_the_method_that_decoded_it_and_the_drafter_only_where_i
     tables.append(decoded_table([{"id": "bad", "error": "broken_image"}, {"id": "no", "text": "REFUSE"}]))
 
     async def all_at_once() -> list[pa.Table]:
-        async def one(table: pa.Table) -> pa.Table:
-            [result] = [found async for found in actor(table)]
+        async def decode(table: pa.Table) -> pa.Table:
+            [result] = [result async for result in actor(table)]
             return result
 
-        return await asyncio.gather(*map(one, tables))
+        return await asyncio.gather(*map(decode, tables))
 
     *results, failed = asyncio.run(all_at_once())
     rows = [row for table in results for row in table.to_pylist()]
@@ -92,7 +92,7 @@ def test_a_job_of_one_method_has_an_engine_that_recovers_and_asks_for_no_method(
     assert asked == [(3,)]
     trial = make_engine(job().method, 3, make, lambda: FakeEngine(1))
     assert isinstance(trial, MethodTrial)
-    assert {name: one.drafts for name, one in trial._candidates.items()} == {
+    assert {name: candidate.drafts for name, candidate in trial._candidates.items()} == {
         "plain": False,
         "chain": True,
         "lookup": True,
@@ -104,7 +104,7 @@ def test_unfinished_rows_are_reported_in_every_state() -> None:
     requests = [Request(f"s{index}", "x") for index in range(6)]
     for request in requests:
         engine.submit(request)
-    done = {one.sample_id for _ in range(2) for one in engine.step()}
+    done = {completion.sample_id for _ in range(2) for completion in engine.step()}
     assert {request.sample_id for request in engine.queue.unfinished} == {f"s{index}" for index in range(6)} - done
     while engine.has_work:
         engine.step()
@@ -112,7 +112,7 @@ def test_unfinished_rows_are_reported_in_every_state() -> None:
 
 
 def test_choices_of_several_engines_add_up() -> None:
-    one, two = (Waits(1.0, 2.0, 3.0, (TrialResult(name, "first rows", 1, 1, 1.0, ()),)) for name in ("a", "b"))
-    total = sum((one, two), Waits())
+    first, second = (Waits(1.0, 2.0, 3.0, (TrialResult(name, "first rows", 1, 1, 1.0, ()),)) for name in ("a", "b"))
+    total = sum((first, second), Waits())
     assert (total.idle_s, total.queued_s, total.total_s) == (2.0, 4.0, 6.0)
     assert [choice.method for choice in total.choices] == ["a", "b"]

@@ -52,7 +52,7 @@ def test_values_that_json_cannot_encode_are_written_as_text() -> None:
     assert emitted_line(error=ValueError("odd"), number=3)["error"] == "odd"
 
 
-def test_a_closed_stream_ends_nothing() -> None:
+def test_a_closed_stream_raises_no_error() -> None:
     stream = io.StringIO()
     stream.close()
     EVENTS.emit("batch_done", stream=stream)

@@ -144,7 +144,7 @@ def test_slots_are_refilled_from_the_next_batch_before_the_first_has_finished() 
     ]
     # Batches reach the engine in any order.
     batch_of = {f"s{index}": index // 5 for index in range(15)}
-    mixed = [ids for ids in pair.engines[0].active_ids_per_step if len({batch_of[one] for one in ids}) > 1]
+    mixed = [ids for ids in pair.engines[0].active_ids_per_step if len({batch_of[sample_id] for sample_id in ids}) > 1]
     assert mixed, "no step held rows of two batches"
     total_steps = sum(num_steps_of(f"s{index}") for index in range(15))
     idle_slots = 4 * len(pair.engines[0].active_ids_per_step) - total_steps

@@ -16,19 +16,19 @@ from configs.load import ConfigError
 ITEMS = st.lists(st.integers(0, 3), max_size=14)
 
 
-def slow_distance(one: Sequence[int], other: Sequence[int]) -> int:
+def slow_distance(first: Sequence[int], other: Sequence[int]) -> int:
     """The matrix of Wagner and Fischer, row by row."""
     row = list(range(len(other) + 1))
-    for place, left in enumerate(one, 1):
-        above, row = row, [place]
+    for index, left in enumerate(first, 1):
+        above, row = row, [index]
         for column, right in enumerate(other, 1):
             row.append(min(above[column] + 1, row[-1] + 1, above[column - 1] + (left != right)))
     return row[-1]
 
 
-@given(one=ITEMS, other=ITEMS)
-def test_the_edit_distance_is_that_of_the_whole_matrix(one: list[int], other: list[int]) -> None:
-    assert edit_distance(one, other) == slow_distance(one, other)
+@given(first=ITEMS, other=ITEMS)
+def test_the_edit_distance_is_that_of_the_whole_matrix(first: list[int], other: list[int]) -> None:
+    assert edit_distance(first, other) == slow_distance(first, other)
 
 
 def test_the_edit_distance_crosses_words_of_the_machine() -> None:
@@ -38,11 +38,11 @@ def test_the_edit_distance_crosses_words_of_the_machine() -> None:
 
 
 def test_losses_compare_tokens_and_fall_back_to_characters() -> None:
-    one, other = Output("same text", (1, 2, 3, 4)), Output("same text", (1, 2, 9, 4))
-    assert loss_of("exact", "--metric")(one, other) == 1.0
-    assert loss_of("edit", "--metric")(one, other) == 0.25
+    first, other = Output("same text", (1, 2, 3, 4)), Output("same text", (1, 2, 9, 4))
+    assert loss_of("exact", "--metric")(first, other) == 1.0
+    assert loss_of("edit", "--metric")(first, other) == 0.25
     without = Output("same tent", None)
-    assert loss_of("edit", "--metric")(one, without) == pytest.approx(1 / 9)
+    assert loss_of("edit", "--metric")(first, without) == pytest.approx(1 / 9)
     assert loss_of("exact", "--metric")(Output("a"), Output("a", (1,))) == 0.0
     assert relative_distance("", "") == 0.0
     assert relative_distance("", "ab") == 1.0

@@ -125,12 +125,12 @@ def test_chosen_depths_are_reported_with_expected_speeds(engine_metrics: metrics
     )
     second = controlled((1, DepthChoice(0, "best", 10.0, 40.0)))
     engine_metrics.batch(result(), [first, completion(9, 4, 20, 5), second], Waits())
-    found = values(engine_metrics)
+    samples = values(engine_metrics)
     # As text, 13 sorts before 5. Sums over steps: chosen 30 + 60 + 120 + 10, plain 10 + 20 + 90 + 40, of 4.
-    assert found["draftfleet_chosen_steps"] == [(2, "0"), (1, "5"), (2, "13")]
-    assert found["draftfleet_measuring_steps"] == [(3,)]
-    assert found["draftfleet_off_share"] == [(0.4,)]
-    assert found["draftfleet_expected_tokens_per_second"] == [(55.0, "chosen"), (40.0, "plain")]
+    assert samples["draftfleet_chosen_steps"] == [(2, "0"), (1, "5"), (2, "13")]
+    assert samples["draftfleet_measuring_steps"] == [(3,)]
+    assert samples["draftfleet_off_share"] == [(0.4,)]
+    assert samples["draftfleet_expected_tokens_per_second"] == [(55.0, "chosen"), (40.0, "plain")]
 
 
 def test_a_batch_without_drafts_is_reported_as_off_and_one_without_a_choice_is_not_reported(
@@ -139,9 +139,9 @@ def test_a_batch_without_drafts_is_reported_as_off_and_one_without_a_choice_is_n
     engine_metrics.batch(result(), [controlled((1, DepthChoice(0, "start")))], Waits())
     engine_metrics.batch(result(), [controlled((1, DepthChoice(3, "best", 1.0, 1.0)))], Waits())
     engine_metrics.batch(result(), [controlled((1, DepthChoice(3, "fixed")), (1, DepthChoice(0, "last")))], Waits())
-    found = values(engine_metrics)
-    assert found["draftfleet_chosen_steps"] == [(1, "0"), (1, "3")]
-    assert found["draftfleet_off_share"] == [(1.0,), (0.0,)]
+    samples = values(engine_metrics)
+    assert samples["draftfleet_chosen_steps"] == [(1, "0"), (1, "3")]
+    assert samples["draftfleet_off_share"] == [(1.0,), (0.0,)]
 
 
 def test_every_series_is_labelled_with_job_and_method(engine_metrics: metrics.EngineMetrics) -> None:
@@ -150,7 +150,7 @@ def test_every_series_is_labelled_with_job_and_method(engine_metrics: metrics.En
     assert set(engine_metrics._metrics) == set(metrics.METRICS)
 
 
-def test_where_no_ray_runs_nothing_is_made() -> None:
+def test_without_ray_no_metrics_are_created() -> None:
     program = """
 import sys
 from actors.metrics import engine_metrics

@@ -46,7 +46,7 @@ def images(count: int) -> list[dict[str, Any]]:
     return [{"id": f"i{number}", "codes": [number, 0, 0, 0], "mine": number} for number in range(count)]
 
 
-def test_pixels_stand_beside_their_codes_in_input_order() -> None:
+def test_pixels_and_codes_are_returned_in_input_order() -> None:
     rows, _ = paint(images(10))
     assert [row["sample_id"] for row in rows] == [f"i{number}" for number in range(10)]
     assert [row["rgb"] for row in rows] == [bytes([number] * SIDE_PX * SIDE_PX * 3) for number in range(10)]
@@ -93,6 +93,6 @@ def test_a_decoder_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch)
     assert [str(error) for error in ended] == ["CUDA error"]
 
 
-def test_an_empty_batch_stays_one() -> None:
+def test_an_empty_batch_gives_an_empty_batch() -> None:
     rows, painter = paint([])
     assert (rows, painter.batches) == ([], [])

@@ -30,24 +30,26 @@ def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
     """The expected result of every row."""
     return [
         {
-            one.sample_id: "engine_died" if "POISON" in one.prompt or "LATE" in one.prompt else text_of(one)
-            for one in batch
+            request.sample_id: "engine_died"
+            if "POISON" in request.prompt or "LATE" in request.prompt
+            else text_of(request)
+            for request in batch
         }
         for batch in batches
     ]
 
 
 @pytest.mark.parametrize("word", ["POISON", "LATE"])
-@pytest.mark.parametrize("place", [0, 3, 9])
-def test_one_row_that_kills_costs_three_deaths_and_itself(word: str, place: int) -> None:
-    batch = [request(f"s{index}", word if index == place else "fine") for index in range(10)]
+@pytest.mark.parametrize("poison_index", [0, 3, 9])
+def test_a_row_that_kills_its_process_is_given_up_after_three_deaths(word: str, poison_index: int) -> None:
+    batch = [request(f"s{index}", word if index == poison_index else "fine") for index in range(10)]
     life = Life()
     assert life.run([batch]) == outcome([batch])
     assert life.num_deaths == 3
     assert life.book.num_known() == 1, "only the row that was given up stays known"
 
 
-def test_the_third_death_is_one_with_nothing_beside_the_row() -> None:
+def test_at_its_third_death_a_row_runs_alone() -> None:
     batch = [request(f"s{index}", "LATE" if index == 2 else "fine") for index in range(8)]
     life = Life(slots=4)
     life.run([batch])
@@ -64,7 +66,9 @@ def test_the_third_death_is_one_with_nothing_beside_the_row() -> None:
 @example(poison={0: "POISON", 1: "POISON"}, slots=4, cut=6)
 @example(poison={3: "LATE", 4: "POISON", 8: "LATE"}, slots=2, cut=6)
 @example(poison=dict.fromkeys(range(4), "LATE"), slots=5, cut=12)
-def test_whatever_rows_kill_all_others_come_out_right(poison: dict[int, str], slots: int, cut: int) -> None:
+def test_rows_that_kill_the_process_do_not_change_the_results_of_other_rows(
+    poison: dict[int, str], slots: int, cut: int
+) -> None:
     rows = [request(f"s{index:02}", poison.get(index, "fine")) for index in range(12)]
     batches = [rows[:cut], rows[cut:]]
     life = Life(slots)
@@ -73,10 +77,10 @@ def test_whatever_rows_kill_all_others_come_out_right(poison: dict[int, str], sl
     assert life.book.num_known() == len(poison)
 
 
-def test_a_machine_that_is_taken_away_twice_costs_no_row() -> None:
+def test_a_machine_that_is_preempted_twice_loses_no_row() -> None:
     life = Life()
     batch = [request(f"s{index}") for index in range(9)]
-    keys = [one.sample_id for one in batch]
+    keys = [request.sample_id for request in batch]
     assert life.book.begin("lost-1", keys) == [0] * 9
     assert life.book.begin("lost-2", keys) == [1] * 9
     life.book.running("lost-2", keys[:4])
@@ -96,7 +100,7 @@ def test_a_row_that_has_run_alone_and_is_done_is_not_blamed_for_the_next_death()
     assert life.num_deaths == 1
 
 
-def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselves() -> None:
+def test_suspects_run_first_and_twice_suspected_rows_run_alone() -> None:
     pair, marks = FakePair(), []
     engine = pair.engine(3)
     thread = EngineThread(engine, mark=lambda keys: marks.append(list(keys)))
@@ -112,7 +116,7 @@ def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselv
     assert marks[-1] == []
 
 
-def test_rows_without_a_past_are_never_written_down_one_by_one() -> None:
+def test_rows_without_deaths_are_not_recorded_individually() -> None:
     marks: list[object] = []
     thread = EngineThread(FakePair().engine(2), mark=marks.append)
     future = thread.decode([request(f"s{index}") for index in range(9)])

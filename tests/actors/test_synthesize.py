@@ -36,8 +36,8 @@ def run(actor: Synthesize, *tables: pa.Table) -> list[pa.Table]:
         return await asyncio.gather(*(call(table) for table in tables))
 
     results = asyncio.run(together())
-    assert [len(found) for found in results] == [1] * len(results)
-    return [found[0] for found in results]
+    assert [len(rows) for rows in results] == [1] * len(results)
+    return [rows[0] for rows in results]
 
 
 def prompts(count: int, start: int = 0) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def test_sampling_of_a_row_reaches_the_engine() -> None:
     assert (result.max_new_tokens, result.guidance_interval) == (4, -1)
 
 
-def test_rows_that_fail_become_as_many_error_rows_beside_the_others() -> None:
+def test_a_failed_prompt_becomes_an_error_row_per_image_and_other_rows_are_unchanged() -> None:
     rows = [
         {"id": "a", "prompt": "fine", "mine": 1},
         {"id": "b", "error": "empty_prompt", "seed": None, "mine": 2},
@@ -106,8 +106,8 @@ def test_rows_that_fail_become_as_many_error_rows_beside_the_others() -> None:
         {"id": "d", "prompt": "NAN", "mine": 4},
     ]
     [result] = run(make_actor(FakeImagePair(), num_images=2, keep=KEEP), prepared_table(rows, KEEP))
-    found = result.to_pylist()
-    assert [(row["sample_id"], row["error_type"], row["status"], row["mine"]) for row in found] == [
+    result_rows = result.to_pylist()
+    assert [(row["sample_id"], row["error_type"], row["status"], row["mine"]) for row in result_rows] == [
         ("a#0", "", "success", 1),
         ("a#1", "", "success", 1),
         ("b#0", "empty_prompt", "error", 2),
@@ -117,18 +117,18 @@ def test_rows_that_fail_become_as_many_error_rows_beside_the_others() -> None:
         ("d#0", "non_finite_logits", "error", 4),
         ("d#1", "non_finite_logits", "error", 4),
     ]
-    assert {row["error_type"] for row in found} <= {"", *ERROR_CODES}
-    assert [row["error_message"] for row in found[2:5:2]] == ["about empty_prompt", "the prompt has 200 tokens"]
-    assert [row["codes"] == [] for row in found] == [False] * 2 + [True] * 6
-    assert {(row["job_id"], row["attempt"], row["method"], row["target_id"]) for row in found} == {
+    assert {row["error_type"] for row in result_rows} <= {"", *ERROR_CODES}
+    assert [row["error_message"] for row in result_rows[2:5:2]] == ["about empty_prompt", "the prompt has 200 tokens"]
+    assert [row["codes"] == [] for row in result_rows] == [False] * 2 + [True] * 6
+    assert {(row["job_id"], row["attempt"], row["method"], row["target_id"]) for row in result_rows} == {
         ("job-1", 3, "plain", "fake/llamagen")
     }
 
 
 def test_images_do_not_depend_on_batches_or_their_order() -> None:
     def by_id(*tables: pa.Table) -> dict[str, dict[str, Any]]:
-        found = pa.concat_tables(run(make_actor(FakeImagePair(), num_images=2), *tables)).to_pylist()
-        return {row["sample_id"]: {**row, "row_index": None} for row in found}
+        rows = pa.concat_tables(run(make_actor(FakeImagePair(), num_images=2), *tables)).to_pylist()
+        return {row["sample_id"]: {**row, "row_index": None} for row in rows}
 
     together = by_id(prepared_table(prompts(9)))
     apart = by_id(*(prepared_table(prompts(3, start)[::-1]) for start in (6, 0, 3)))
@@ -137,8 +137,8 @@ def test_images_do_not_depend_on_batches_or_their_order() -> None:
 
 def test_two_batches_with_the_same_ids_do_not_mix_up_their_images() -> None:
     first, second = ({"id": "a", "prompt": prompt} for prompt in ("x", "four"))
-    one, other = run(make_actor(FakeImagePair()), prepared_table([first]), prepared_table([second]))
-    assert (one.column("codes")[0].as_py()[3], other.column("codes")[0].as_py()[3]) == (1, 4)
+    first_row, other = run(make_actor(FakeImagePair()), prepared_table([first]), prepared_table([second]))
+    assert (first_row.column("codes")[0].as_py()[3], other.column("codes")[0].as_py()[3]) == (1, 4)
 
 
 def test_a_text_encoder_that_breaks_ends_the_process_as_a_broken_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:

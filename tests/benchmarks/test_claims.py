@@ -52,12 +52,12 @@ def test_a_gap_is_decided_by_its_interval_and_only_with_enough_samples(gap: floa
     assert decide(gap, 0.1, num) is expected
 
 
-def test_a_fact_can_be_rejected_with_any_number_of_samples_and_is_accepted_with_enough() -> None:
+def test_facts_are_rejected_with_any_number_of_samples_and_accepted_with_enough() -> None:
     assert [enough(True, num) for num in (MIN_SAMPLES, MIN_SAMPLES - 1)] == [True, None]
     assert [enough(False, num) for num in (MIN_SAMPLES, 1)] == [False, False]
 
 
-def test_parts_decide_the_whole() -> None:
+def test_the_verdict_of_a_claim_follows_from_its_parts() -> None:
     assert [all_of(p) for p in ([True, True], [True, None], [None, False], [])] == [True, None, False, None]
     assert [any_of(p) for p in ([None, True], [False, None], [False, False], [])] == [True, None, False, None]
 
@@ -73,17 +73,17 @@ def test_errors_of_ratios_and_over_steps() -> None:
 
 def reader(**cells: tuple[float, float]) -> Reader:
     """Return a reader of acceptance lengths and their errors, which are accuracies too."""
-    found = {
+    results = {
         name: {
             **{"mean_acceptance_length": value, "acceptance_length_se": error, "num_cases": 36},
             **{"accuracy": value / 10, "accuracy_se": error / 10},
         }
         for name, (value, error) in cells.items()
     }
-    return Reader({}, lambda _, key: [found[key]])
+    return Reader({}, lambda _, key: [results[key]])
 
 
-def test_a_comparison_has_a_factor_a_slack_a_direction_and_may_need_one_rival_only() -> None:
+def test_comparisons_apply_factor_slack_direction_and_number_of_rivals() -> None:
     read = reader(a=(3.0, 0.1), b=(2.0, 0.1), c=(4.0, 0.1))
     assert Compare("a", {"": "b"})(read) == (True, "3.00 against 2.00")
     assert Compare("a", {"": "b"}, factor=2.0)(read)[0] is False
@@ -108,7 +108,7 @@ def test_a_control_must_accept_as_much_unless_it_accepts_more_and_is_right_more_
     assert check(reader(own=(5.0, 0.01), control=(9.0, 0.01)))[0] is False
 
 
-def test_the_table_has_three_words_and_marks_what_was_not_run() -> None:
+def test_the_table_has_three_verdicts_and_marks_claims_that_were_not_run() -> None:
     read = reader(a=(3.0, 0.1), b=(2.0, 0.1), c=(3.05, 0.1))
     claims = [(own, [Compare(own, {"": other})]) for own, other in (("a", "b"), ("b", "a"), ("a", "c"), ("d", "a"))]
     words = [line.split(" | ")[1:] for line in claims_table(claims, read).splitlines()[2:]]
@@ -127,20 +127,20 @@ def thin_out(data: Any) -> Any:
     if isinstance(data, dict):
         few = ("num_cases", "num_images")
         return {name: MIN_SAMPLES - 1 if name in few else thin_out(value) for name, value in data.items()}
-    return [thin_out(one) for one in data] if isinstance(data, list) else data
+    return [thin_out(entry) for entry in data] if isinstance(data, list) else data
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_claim_reads_results_that_exist_and_none_is_decided_by_too_few(name: str) -> None:
     module = MODULES[name]
-    found = [decide_claim(checks, module.reader(RESULTS[name])) for _, checks in load_claims(name, module.CHECKS)]
-    assert [numbers for _, numbers in found if "not run" in numbers] == []
-    assert {True, False} <= {holds for holds, _ in found}
+    decided = [decide_claim(checks, module.reader(RESULTS[name])) for _, checks in load_claims(name, module.CHECKS)]
+    assert [numbers for _, numbers in decided if "not run" in numbers] == []
+    assert {True, False} <= {holds for holds, _ in decided}
     assert set(verdicts(name, thin_out(RESULTS[name])).values()) == {None}
 
 
 LENGTH = "mean_acceptance_length"
-ACCEPTED = {f"methods.lvspec.scenarios.{one}.{LENGTH}": 1.0 for one in methods.SCENARIOS}
+ACCEPTED = {f"methods.lvspec.scenarios.{scenario}.{LENGTH}": 1.0 for scenario in methods.SCENARIOS}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ ACCEPTED = {f"methods.lvspec.scenarios.{one}.{LENGTH}": 1.0 for one in methods.S
         ("real_vision_clips", {"methods.sd_tree/strong.scenarios.clip.equal_share": 0.9}, "Every lossless"),
     ],
 )
-def test_a_claim_falls_when_its_numbers_do(name: str, changes: dict[str, float], fallen: str) -> None:
+def test_a_claim_is_rejected_if_its_numbers_become_worse(name: str, changes: dict[str, float], fallen: str) -> None:
     results = copy.deepcopy(RESULTS[name])
     for path, value in changes.items():
         *keys, last = (key.replace("!", ".") for key in path.split("."))

@@ -57,8 +57,8 @@ def test_an_output_layer_counts_with_the_prompt_or_the_step_that_it_follows(monk
     slots, tokens = SlotBatch(torch.zeros(0), (), ()), torch.zeros(0)
     for call in ("admit", "logits", "forward", "logits", "commit", "forward", "admit", "logits"):
         getattr(lanes, call)(slots, tokens)
-    found = clock.read()
-    assert (found["prompts"].seconds, found["target"].seconds) == (12.0, 7.0), "committing is no forward"
+    seconds = clock.read()
+    assert (seconds["prompts"].seconds, seconds["target"].seconds) == (12.0, 7.0), "committing is no forward"
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from benchmarks.tables.parts import PARTS
 from benchmarks.tables.plots import plots_of
 
 
-def render(name: str, found: dict[str, Any]) -> str:
-    return PARTS[name].render(found)
+def render(name: str, figures: dict[str, Any]) -> str:
+    return PARTS[name].render(figures)
 
 
 def row(mode: str, seconds: list[float], steps: int, different: int = 0) -> dict[str, Any]:
@@ -75,44 +75,44 @@ def test_the_bound_follows_from_the_forwards_and_the_speed_up_from_the_steps() -
 
 
 def test_a_method_with_other_outputs_is_marked_and_has_no_speed() -> None:
-    found = results(different=3)
-    table = render("engine", found).splitlines()
+    figures = results(different=3)
+    table = render("engine", figures).splitlines()
     assert "| plain | 10 | 5.00 (4.55–5.45) | 55.0 (50.0–60.0) |  |  | 10.0 % | all | 1.0 GiB |" in table[2]
     assert (
         "| chain | 10 | withheld | withheld | 3.50 | withheld | 10.0 % | 70.0 %, **3 beyond rounding** |" in (table[3])
     )
-    assert tables.speed_up(found["rows"][1], found["rows"][0]) is None
-    assert tables.slower_by(found["rows"][1], found["rows"][0]) is None
-    assert "| 3.33 | withheld | withheld | 10.0 % |" in render("engine_steps", found)
-    speeds = plots_of({"engine": found})[Path("docs/results/engine_plot.svg")].data
+    assert tables.speed_up(figures["rows"][1], figures["rows"][0]) is None
+    assert tables.slower_by(figures["rows"][1], figures["rows"][0]) is None
+    assert "| 3.33 | withheld | withheld | 10.0 % |" in render("engine_steps", figures)
+    speeds = plots_of({"engine": figures})[Path("docs/results/engine_plot.svg")].data
     assert {name: len(curve) for name, curve in speeds.items()} == {
         "plain, ≤ 64 tokens": 1, "chain, ≤ 64 tokens (withheld at 1)": 0, "controlled, ≤ 64 tokens": 1,
     }  # fmt: skip
 
 
 def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> None:
-    def verdicts(found: dict[str, Any]) -> dict[str, bool | None]:
-        return {" ".join(text.split()[:2]): holds for text, holds, _ in tables.claims(found)}
+    def verdicts(figures: dict[str, Any]) -> dict[str, bool | None]:
+        return {" ".join(text.split()[:2]): holds for text, holds, _ in tables.claims(figures)}
 
-    found = results()
+    figures = results()
     # Two rounds are too few for an interval, and a tenth of a step beyond the forwards is too much.
-    assert verdicts(found) == {"a chain": True, "with the": None, "trees, accepting": False, "nothing is": True}
-    for row in found["rows"]:
+    assert verdicts(figures) == {"a chain": True, "with the": None, "trees, accepting": False, "nothing is": True}
+    for row in figures["rows"]:
         for name in ("seconds", "num_tokens", "step_forwards_s", "num_slot_steps"):
             row[name] = [row[name][0]] * 5
         row["phases_s"] = {name: [values[0]] * 5 for name, values in row["phases_s"].items()}
-    assert verdicts(found)["with the"] is True
+    assert verdicts(figures)["with the"] is True
     # A mean of 3 % is not enough where the interval ends at 11 %.
-    found["rows"][2]["seconds"] = [2.0, 2.0, 2.0, 2.0, 2.3]
-    assert verdicts(found)["with the"] is False
-    found["rows"][2]["seconds"] = [2.12] * 5
-    found["rows"][1]["step_forwards_s"] = [0.97 * 0.625] * 5
-    found["rows"][0]["num_new_graphs"] = [0, 1]
-    found["rows"][1]["forwards_ms"]["drafter 1"] = [0.1, 0.1]
-    found["rows"][1]["forwards_ms"]["drafter 2"] = [0.1, 0.1]
-    found["rows"][1]["forwards_ms"]["target γ+1"] = [20.0, 20.0]
+    figures["rows"][2]["seconds"] = [2.0, 2.0, 2.0, 2.0, 2.3]
+    assert verdicts(figures)["with the"] is False
+    figures["rows"][2]["seconds"] = [2.12] * 5
+    figures["rows"][1]["step_forwards_s"] = [0.97 * 0.625] * 5
+    figures["rows"][0]["num_new_graphs"] = [0, 1]
+    figures["rows"][1]["forwards_ms"]["drafter 1"] = [0.1, 0.1]
+    figures["rows"][1]["forwards_ms"]["drafter 2"] = [0.1, 0.1]
+    figures["rows"][1]["forwards_ms"]["target γ+1"] = [20.0, 20.0]
     # 4 · 20 / 20.2 ms = 3.96, of which 3.2 are 81 %.
-    assert verdicts(found) == {"a chain": False, "with the": False, "trees, accepting": True, "nothing is": False}
+    assert verdicts(figures) == {"a chain": False, "with the": False, "trees, accepting": True, "nothing is": False}
     withheld = results(different=1)
     assert verdicts(withheld)["a chain"] is None
     assert "| withheld | not known |" in render("engine_claims", withheld)

@@ -35,7 +35,7 @@ ABSENT = ("ray", "pydantic", "pyarrow", "fsspec", "av", "decord", "ftfy", "bs4",
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def figures() -> dict[str, Any]:
     """One whole run, without the kernel."""
     return gpu.measure(TINY, CPU, 600.0)
 
@@ -74,14 +74,14 @@ def test_without_a_gpu_it_refuses_in_one_sentence(
     assert output.err.count("\n") == 1
 
 
-def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: dict[str, Any]) -> None:
-    assert found["failed"] == {}
-    assert found["skipped"] == {}
-    assert json.loads(json.dumps(found))["gamma"] == TINY.gamma
-    rows = found["decoding"]["rows"] + found["fused"]["rows"]
-    places = {(row["batch"], row["method"], row["step"]) for row in rows}
+def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(figures: dict[str, Any]) -> None:
+    assert figures["failed"] == {}
+    assert figures["skipped"] == {}
+    assert json.loads(json.dumps(figures))["gamma"] == TINY.gamma
+    rows = figures["decoding"]["rows"] + figures["fused"]["rows"]
+    keys = {(row["batch"], row["method"], row["step"]) for row in rows}
     steps = ("eager", "captured", "fused")
-    assert places == {(b, m, s) for b in TINY.batches for m in ("plain", "chain") for s in steps}
+    assert keys == {(b, m, s) for b in TINY.batches for m in ("plain", "chain") for s in steps}
     for row in rows:
         assert row["withheld"] == ""
         assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] > 0
@@ -92,37 +92,37 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
         assert all(drafts) if row["method"] == "chain" else not any(drafts)
         # Every step verifies once.
         assert row["forwards"]["target"]["calls"] == row["num_steps"]
-    for row in found["generate"]["rows"]:
+    for row in figures["generate"]["rows"]:
         assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] > 0
         assert row["num_requests"] == row["batch"] * TINY.requests_per_slot
-    assert {row["batch"] for row in found["generate"]["rows"]} == set(TINY.batches)
-    assert {row["step"]: row["equal_images"] for row in found["images"]["rows"]} == {"captured": 2, "eager": 2}
-    assert len(found["long"]["rows"]) == sum(len(batches) for _, batches in TINY.long) * (1 + 2 * len(TINY.rates))
-    for row in found["long"]["rows"]:
+    assert {row["batch"] for row in figures["generate"]["rows"]} == set(TINY.batches)
+    assert {row["step"]: row["equal_images"] for row in figures["images"]["rows"]} == {"captured": 2, "eager": 2}
+    assert len(figures["long"]["rows"]) == sum(len(batches) for _, batches in TINY.long) * (1 + 2 * len(TINY.rates))
+    for row in figures["long"]["rows"]:
         least = row["batch"] * row["steps"]
         assert row["synthetic_tokens"] == least if row["rate"] is None else row["synthetic_tokens"] > least
 
 
-def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
-    result = show("gpu", found, *gpu.TABLES)
+def test_the_tables_contain_every_result_of_a_run(figures: dict[str, Any]) -> None:
+    result = show("gpu", figures, *gpu.TABLES)
     assert result.count("**") == 2 * len(("attention", "pair", "decoding", "prefill", "generate", "images", "long"))
     assert "has no tree kernel" in result
     assert f"| {TINY.batches[-1]} | chain | fused |" in result
     assert "transformers' compiled steps: no GPU" in result
-    assert PARTS["gpu_headline"].render(found).count("\n") == 1 + len(TINY.batches)
+    assert PARTS["gpu_headline"].render(figures).count("\n") == 1 + len(TINY.batches)
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 
 def test_prompts_are_prefetched_where_kernels_are_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "is_asynchronous", True)
     prefetching = make_text_pair(TINY, CPU)
-    assert all(one.prompt_thread is not None for one in prefetching.targets.values())
-    found = gpu_decoding.measure_fused(prefetching, TINY, 1e10, lambda: True)
-    assert len(found["rows"]) == 2 * len(TINY.batches)
-    assert not [row["withheld"] for row in found["rows"] if row["withheld"]]
+    assert all(target.prompt_thread is not None for target in prefetching.targets.values())
+    rows = gpu_decoding.measure_fused(prefetching, TINY, 1e10, lambda: True)
+    assert len(rows["rows"]) == 2 * len(TINY.batches)
+    assert not [row["withheld"] for row in rows["rows"] if row["withheld"]]
 
 
-def test_steps_are_replayed_and_not_only_called_so(pair: TextPair) -> None:
+def test_captured_models_have_captured_decoders_and_eager_models_none(pair: TextPair) -> None:
     bench = gpu_decoding.Bench(pair, "chain, captured", 1, TINY.gamma)
     bench.run([], False)
     models = (pair.targets[CAPTURED], pair.drafters[CAPTURED])
@@ -139,10 +139,10 @@ def test_a_row_whose_outputs_differ_has_no_speed(pair: TextPair, monkeypatch: py
 
     monkeypatch.setattr(CapturedDecoder, "__call__", mixed_up)
     rows = gpu_decoding.measure_decoding(pair, TINY, 1e9, lambda: True)["rows"]
-    found = {(row["method"], row["step"]): row for row in rows if row["batch"] == 3}
-    assert found["plain", "eager"]["tokens_per_s"] is not None
-    assert found["plain", "captured"]["tokens_per_s"] is None
-    assert "outputs differ" in found["plain", "captured"]["withheld"]
+    rows_by_method = {(row["method"], row["step"]): row for row in rows if row["batch"] == 3}
+    assert rows_by_method["plain", "eager"]["tokens_per_s"] is not None
+    assert rows_by_method["plain", "captured"]["tokens_per_s"] is None
+    assert "outputs differ" in rows_by_method["plain", "captured"]["withheld"]
 
 
 def shifted(*given: Any) -> Any:

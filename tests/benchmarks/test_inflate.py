@@ -76,12 +76,12 @@ def test_a_model_of_another_shape_writes_the_same_tokens_with_the_same_logits(ki
     model, shape = toy(), SHAPES_OF_ALL_KINDS[kind]
     grown = inflate(model, shape)
     assert shape_of(grown.config.to_dict()) == shape
-    found = compare(model, grown, samples(), 12)
-    assert found.fault == ""
-    assert found.dtype == "float64"
-    assert found.equal_prompts == 3
-    assert found.equal_argmax_share == 1.0
-    assert found.logit_difference < 2e-6
+    comparison = compare(model, grown, samples(), 12)
+    assert comparison.fault == ""
+    assert comparison.dtype == "float64"
+    assert comparison.equal_prompts == 3
+    assert comparison.equal_argmax_share == 1.0
+    assert comparison.logit_difference < 2e-6
 
 
 def test_pads_of_the_residual_stream_stay_zero_and_the_rest_of_the_model_is_busy() -> None:
@@ -112,9 +112,9 @@ def test_in_half_precision_four_and_sixteen_times_the_width_round_as_the_source_
     for hidden in (64, 256):
         norms = inflate(model, replace(ALL, hidden=hidden)).model.norm.weight[: OLD.hidden]
         assert torch.equal(norms * (hidden // OLD.hidden) ** 0.5, model.model.norm.weight)
-        found = compare(model, inflate(model, replace(ALL, hidden=hidden)), samples(), 12)
-        assert found.fault == ""
-        assert found.logit_difference < 0.02
+        comparison = compare(model, inflate(model, replace(ALL, hidden=hidden)), samples(), 12)
+        assert comparison.fault == ""
+        assert comparison.logit_difference < 0.02
 
 
 # --- faults --------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_the_check_sees_a_fault(fault: Callable[[Any], None]) -> None:
 # --- shapes --------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
+def test_an_unsupported_model_is_not_inflated_and_the_reason_is_given() -> None:
     model = toy()
     for shape, reason in (
         (replace(OLD, layers=1), "layers is 2 in the source and would shrink to 1"),

@@ -31,14 +31,14 @@ def test_a_gpt_of_another_shape_draws_the_same_image(condition: str) -> None:
     gpt = toy(condition)
     grown = inflate_gpt(gpt, SHAPE)
     assert (grown.shape.dim, grown.shape.num_heads, grown.shape.num_layers, grown.shape.ffn_dim) == (256, 32, 3, 48)
-    found = compare_gpts(gpt, grown, 3, 1)
-    assert found.fault == ""
-    assert (found.equal_prompts, found.num_tokens, found.equal_argmax_share) == (3, 27, 1.0)
-    assert found.logit_difference < 2e-6
+    comparison = compare_gpts(gpt, grown, 3, 1)
+    assert comparison.fault == ""
+    assert (comparison.equal_prompts, comparison.num_tokens, comparison.equal_argmax_share) == (3, 27, 1.0)
+    assert comparison.logit_difference < 2e-6
 
 
 @pytest.mark.parametrize("name", ["condition.fc1.weight", "norm.weight", "layers.1.mlp.down_proj.weight"])
-def test_a_tensor_that_is_not_as_it_should_be_is_seen(name: str) -> None:
+def test_a_wrongly_inflated_tensor_is_detected(name: str) -> None:
     gpt = toy("text")
     grown = inflate_gpt(gpt, SHAPE)
     grown.get_parameter(name).mul_(1.5)

@@ -125,15 +125,15 @@ def test_a_run_resumes_and_restarts_under_other_settings(results: Path) -> None:
     data["kinds"]["text"]["rows"]["1/plain"]["whole"] = "kept"
     results.write_text(json.dumps(data))
     run_rows(toy, store, "plain", "eagle2_coupled")
-    found = json.loads(results.read_text())["kinds"]["text"]["rows"]
-    assert (found["1/plain"]["whole"], list(found)) == ("kept", ["1/plain", "1/eagle2_coupled"])
+    result_rows = json.loads(results.read_text())["kinds"]["text"]["rows"]
+    assert (result_rows["1/plain"]["whole"], list(result_rows)) == ("kept", ["1/plain", "1/eagle2_coupled"])
     run_rows(replace(toy, revisions={"a": "c"}), store, "plain")
-    found = json.loads(results.read_text())["kinds"]["text"]["rows"]
-    assert list(found) == ["1/plain"]
-    assert found["1/plain"]["whole"] != "kept"
+    result_rows = json.loads(results.read_text())["kinds"]["text"]["rows"]
+    assert list(result_rows) == ["1/plain"]
+    assert result_rows["1/plain"]["whole"] != "kept"
 
 
-def test_without_a_drafter_all_else_is_measured_and_a_new_drafter_makes_its_rows_anew(results: Path) -> None:
+def test_without_a_drafter_other_rows_are_measured_and_a_new_drafter_is_measured_again(results: Path) -> None:
     toy, store = world("text"), Store(results, "text")
     head, _ = toy.drafters["eagle"]
     for drafters, expected in (
@@ -142,8 +142,8 @@ def test_without_a_drafter_all_else_is_measured_and_a_new_drafter_makes_its_rows
         ({"eagle": (head, "two")}, {"1/plain": "", "1/eagle2_coupled": "two"}),
     ):
         run_rows(replace(toy, drafters=drafters), store, "plain", "eagle2_coupled")
-        found = json.loads(results.read_text())["kinds"]["text"]["rows"]
-        assert {key: cell.get("drafter", "") for key, cell in found.items()} == expected
+        result_rows = json.loads(results.read_text())["kinds"]["text"]["rows"]
+        assert {key: cell.get("drafter", "") for key, cell in result_rows.items()} == expected
 
 
 # --- what is recorded ----------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class FirstChildTaken(Exact):
         return result
 
 
-def test_of_several_children_the_first_is_recorded(results: Path) -> None:
+def test_the_first_of_several_children_is_recorded(results: Path) -> None:
     toy = world("text")
     rule = FirstChildTaken()
     recorder = record(rule, {"l2": nearest_codes(toy.vq.codebook, 4, Proximity())}, [4], [0.1])
@@ -218,12 +218,12 @@ def test_cost_counts_bonus_tokens_and_forwards_of_an_image(results: Path) -> Non
 def test_quality_counts_attributes_over_all_images() -> None:
     bright, dark = np.full((4, 4, 3), 200, np.uint8), np.zeros((4, 4, 3), np.uint8)
     features = np.random.default_rng(0).standard_normal((8, 12))
-    found = measure_quality(ToyJudge(), [bright, bright, dark, dark], [count_prompt(PROMPT)] * 4, {"real": features})
-    assert (found["whole"], found["attributes"]) == (0.5, 0.5)
-    assert found["whole_se"] == pytest.approx(0.25)
+    quality = measure_quality(ToyJudge(), [bright, bright, dark, dark], [count_prompt(PROMPT)] * 4, {"real": features})
+    assert (quality["whole"], quality["attributes"]) == (0.5, 0.5)
+    assert quality["whole_se"] == pytest.approx(0.25)
     # Four ratios of 1, 1, 0, 0 with equal weights: √(4 · 0.5²) / 4.
-    assert found["attributes_se"] == pytest.approx(0.25)
-    assert found["frechet_real"] > 0
+    assert quality["attributes_se"] == pytest.approx(0.25)
+    assert quality["frechet_real"] > 0
 
 
 def test_a_class_asks_for_one_object_of_its_colour_and_shape() -> None:

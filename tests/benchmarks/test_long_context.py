@@ -26,7 +26,8 @@ GAMMA = 3
 def pair() -> list[Target]:
     names = ("text_target", "text_drafter")
     return [
-        load_target(CheckpointConfig(path=str(CHECKPOINTS / one), dtype="float32", device="cpu"), one) for one in names
+        load_target(CheckpointConfig(path=str(CHECKPOINTS / name), dtype="float32", device="cpu"), name)
+        for name in names
     ]
 
 
@@ -44,7 +45,7 @@ def engine_over(pair: list[Target], rate: float, num_columns: int) -> tuple[Engi
 
 def tokens_after(engine: Engine, num_steps: int = 3) -> list[list[int]]:
     time_steps(engine, requests(), num_steps)
-    return [one.token_ids for one in engine._slots.progress if one is not None]
+    return [request_state.token_ids for request_state in engine._slots.progress if request_state is not None]
 
 
 @pytest.mark.parametrize(("rate", "per_step"), [(0.0, 1), (1.0, GAMMA + 1)])
@@ -55,14 +56,14 @@ def test_a_rate_of_one_takes_all_drafts_and_a_rate_of_nought_takes_none(
     assert (num_steps, tokens) == (3, 3 * 2 * per_step)
 
 
-def test_drafts_are_accepted_at_about_the_given_rate_whatever_is_read(pair: list[Target]) -> None:
-    found = [
+def test_drafts_are_accepted_at_about_the_forced_rate_in_any_context(pair: list[Target]) -> None:
+    seconds = [
         time_steps(engine_over(pair, 0.7, columns)[0], requests(seed), 20)[1:] for columns in (0, 40) for seed in (0, 1)
     ]
-    assert found[:2] == found[2:], "the draws are the seed's"
-    assert found[0] != found[1], "another seed has other draws"
-    mean = sum(tokens for _, tokens in found[:2]) / (2 * 2 * 20)
-    assert mean == pytest.approx(sum(0.7**place for place in range(GAMMA + 1)), rel=0.15)
+    assert seconds[:2] == seconds[2:], "the draws are the seed's"
+    assert seconds[0] != seconds[1], "another seed has other draws"
+    mean = sum(tokens for _, tokens in seconds[:2]) / (2 * 2 * 20)
+    assert mean == pytest.approx(sum(0.7**index for index in range(GAMMA + 1)), rel=0.15)
 
 
 def test_rows_have_the_random_columns_beside_their_prompts_and_steps_read_them(pair: list[Target]) -> None:

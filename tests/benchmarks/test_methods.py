@@ -23,7 +23,7 @@ from models.target import Target
 NUM_CASES = 3
 
 
-def test_a_followed_drafter_writes_what_it_would_write_alone_behind_the_targets_first_token() -> None:
+def test_a_followed_drafter_continues_the_targets_first_token_as_it_does_alone() -> None:
     job = methods.presets()["sd_chain"]
     pair = load(job)
     cases = build_scenarios(NUM_CASES, 0)["single"]
@@ -37,18 +37,18 @@ def test_a_followed_drafter_writes_what_it_would_write_alone_behind_the_targets_
     alone = run_cases(drafter, Engine(pair.drafter, followed, 4, 512), cases, sampling, 0)
     plain = build_method(methods.presets()["plain"].method, None, pair.drafter)
     expected = run_cases(drafter, Engine(pair.drafter, plain, 4, 512), cases, sampling, 0)
-    assert {name: one.token_ids for name, one in alone.items()} == {
-        name: one.token_ids for name, one in expected.items()
+    assert {name: completion.token_ids for name, completion in alone.items()} == {
+        name: completion.token_ids for name, completion in expected.items()
     }
     # Under another target it is still the drafter's text behind the first token, not the target's.
     followed = Method(ModelDrafter(pair.drafter, [Full()], pair.target.vocab_size), Chain(4), FollowDrafter())
     under = run_cases(pair, Engine(pair.target, followed, 4, 512), cases, sampling, 0)
     target = build_method(methods.presets()["plain"].method, None, pair.target)
     own = run_cases(pair, Engine(pair.target, target, 4, 512), cases, sampling, 0)
-    for name, one in under.items():
-        if one.token_ids[0] == expected[name].token_ids[0]:
+    for name, completion in under.items():
+        if completion.token_ids[0] == expected[name].token_ids[0]:
             # Nothing is drafted for the last token that the limit leaves.
-            assert one.token_ids[:-1] == expected[name].token_ids[:-1]
+            assert completion.token_ids[:-1] == expected[name].token_ids[:-1]
     assert any(under[name].token_ids != own[name].token_ids for name in own)
 
 
@@ -61,17 +61,17 @@ def test_only_chains_can_be_followed() -> None:
         run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
 
 
-def test_video_scenarios_take_turns_and_their_truth_is_all_right() -> None:
-    found = build_video_scenarios(2, 0)
-    assert {name: len(cases) for name, cases in found.items()} == dict.fromkeys(VIDEO, 2)
-    for cases in found.values():
+def test_video_scenarios_have_equal_numbers_a_score_and_frames_of_their_seed() -> None:
+    scenarios = build_video_scenarios(2, 0)
+    assert {name: len(cases) for name, cases in scenarios.items()} == dict.fromkeys(VIDEO, 2)
+    for cases in scenarios.values():
         for case in cases:
             assert len(case.videos) == 1
             assert case.score is not None
             right, stated = case.score("nothing of the kind")
             assert right < stated
-    one, other = (build_video_scenarios(1, seed)[VIDEO[0]][0].videos[0].frames for seed in (0, 1))
-    assert not torch.equal(torch.from_numpy(one), torch.from_numpy(other))
+    first, other = (build_video_scenarios(1, seed)[VIDEO[0]][0].videos[0].frames for seed in (0, 1))
+    assert not torch.equal(torch.from_numpy(first), torch.from_numpy(other))
 
 
 def test_every_preset_of_the_zoo_is_in_the_results() -> None:

@@ -32,7 +32,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch, fails_at: str = "") -> list[list[s
     return ran
 
 
-def test_it_is_made_once_and_anew_when_its_recipe_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_environment_is_created_once_and_again_if_its_recipe_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ran = recorder(monkeypatch)
     folder = tmp_path / "deep" / "vllm"
     make_environment(folder)

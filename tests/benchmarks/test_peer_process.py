@@ -22,7 +22,7 @@ def start(folder: Path, mode: str, work: Work = WORK) -> Peer:
     return Peer(mode, command, os.environ, folder / "logs" / f"{mode}.log")
 
 
-def test_a_peer_answers_what_it_is_asked_although_its_libraries_print(tmp_path: Path) -> None:
+def test_output_printed_by_libraries_does_not_disturb_the_answers_of_a_peer(tmp_path: Path) -> None:
     with start(tmp_path, "echo") as peer:
         peer.wait_ready()
         assert peer.versions == {"toy": "1"}
@@ -54,7 +54,7 @@ def test_a_failing_peer_is_reported_with_its_error_and_log(tmp_path: Path, mode:
         assert "noise between the answers" in str(caught.value)
 
 
-def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_path: Path) -> None:
+def test_a_peer_that_hangs_is_killed_also_while_it_is_paused(tmp_path: Path) -> None:
     with start(tmp_path, "hang") as peer:
         peer.wait_ready()
         with pytest.raises(PeerError, match="no answer within"):
@@ -66,13 +66,13 @@ def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_pat
     peer.close()
 
 
-def test_what_runs_in_another_environment_imports_nothing_that_is_only_in_ours() -> None:
+def test_modules_for_peer_environments_import_no_dependency_of_this_project() -> None:
     for name, allowed in {
         "harness/process": set(),
         "peers/vllm_peer": {"torch", "transformers", "vllm", "benchmarks.harness.process"},
     }.items():
         tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
-        named = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
-        named |= {part.name for one in ast.walk(tree) if isinstance(one, ast.Import) for part in one.names}
+        named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        named |= {part.name for node in ast.walk(tree) if isinstance(node, ast.Import) for part in node.names}
         foreign = {module for module in named if module and module.split(".")[0] not in sys.stdlib_module_names}
         assert foreign == allowed

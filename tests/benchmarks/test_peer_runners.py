@@ -105,7 +105,7 @@ def test_transformers_produces_the_targets_output(
         assert done.num_accepted > (done.num_steps if mode == "assisted" else 0)
 
 
-def test_an_engine_that_reads_other_prompts_is_no_peer(work: Work) -> None:
+def test_an_engine_with_other_prompt_tokens_is_refused_as_a_peer(work: Work) -> None:
     with pytest.raises(ValueError, match="the other peers as"):
         EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain", IS_EAGER)
 

@@ -24,7 +24,7 @@ REFERENCE = [
     {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
     {"tokens": [7, 8, 9, 9], "top": [8.0, 20.0, 8.0, 8.0], "gap": [3.0, 0.4, 3.0, 3.0]},
 ]
-TOKENS = [one["tokens"] for one in REFERENCE]
+TOKENS = [row["tokens"] for row in REFERENCE]
 
 
 # --- outputs -------------------------------------------------------------------------------------------------------
@@ -45,19 +45,19 @@ def test_an_output_that_ends_elsewhere_is_different_however_near_the_choices_wer
     assert judge([tokens], near, "bfloat16") == Verdict(1, 0, 0, 1, 0.0)
 
 
-def test_a_lost_output_is_no_comparison() -> None:
+def test_a_missing_output_is_not_compared() -> None:
     with pytest.raises(ValueError, match="1 outputs for 2 sequences"):
         judge(TOKENS[:1], REFERENCE, "bfloat16")
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_sequences_are_equal_up_to_their_first_difference(one: list[int], other: list[int]) -> None:
-    place = first_difference(one, other)
-    if place is None:
-        assert one == other
+def test_sequences_are_equal_up_to_their_first_difference(first: list[int], other: list[int]) -> None:
+    position = first_difference(first, other)
+    if position is None:
+        assert first == other
     else:
-        assert one[:place] == other[:place]
-        assert one[place : place + 1] != other[place : place + 1]
+        assert first[:position] == other[:position]
+        assert first[position : position + 1] != other[position : position + 1]
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_a_row_holds_the_median_and_the_range_of_its_passes() -> None:
     assert (row["peak_bytes"], row["withheld"]) == (7, "")
 
 
-def test_one_pass_that_differs_takes_the_speed_of_all() -> None:
+def test_one_pass_with_different_outputs_removes_the_speed_of_the_row() -> None:
     wrong = Outcome(0.1, [[5, 6, 2], [1]])
     row = make_row([Outcome(2.0, TOKENS), wrong, Outcome(2.0, TOKENS)], REFERENCE, "bfloat16", 0)
     assert row["tokens_per_s"] is None
@@ -80,7 +80,7 @@ def test_one_pass_that_differs_takes_the_speed_of_all() -> None:
     assert row["withheld"] == "1 of 6 outputs differ from the target's own"
 
 
-def test_outputs_within_rounding_keep_their_speed_and_say_so() -> None:
+def test_outputs_within_rounding_keep_their_speed_and_are_marked() -> None:
     row = make_row([Outcome(1.0, [[5, 9, 9], TOKENS[1]])], REFERENCE, "bfloat16", 0)
     assert row["tokens_per_s"]["median"] == 7.0
     assert equality(row["verdict"]) == "50.0 %, the others within rounding"
@@ -174,9 +174,9 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
     monkeypatch.setattr(peer_launches, "Peer", Process)
     noted: list[str] = []
     monkeypatch.setattr(Process, "noted", noted)
-    single = next(one for one in CONTENDERS if one.single)._replace(name="single")
-    other = next(one for one in CONTENDERS if not one.single)._replace(name="other")
-    launched = [Launched(one, "python", {}) for one in (single, other)]
+    single = next(contender for contender in CONTENDERS if contender.single)._replace(name="single")
+    other = next(contender for contender in CONTENDERS if not contender.single)._replace(name="other")
+    launched = [Launched(contender, "python", {}) for contender in (single, other)]
     for cell, there in run_launch(launched, tmp_path / "work.json", [Cell(batch, 8, 1) for batch in batches]):
         noted.append(f"batch {cell.batch}: {', '.join(there)}")
     # What was ended early is ended again with the rest, which does nothing.
@@ -186,7 +186,7 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
 @pytest.mark.parametrize(
     "arguments", [["--requests-per-slot", "8", "2", "0"], ["--launches", "0"], ["--repeats", "1", "1"]]
 )
-def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) -> None:
+def test_contradictory_command_lines_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(arguments)
 
@@ -196,7 +196,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) ->
 
 def row(name: str, variant: str, batch: int, seconds: list[float], num_different: int = 0) -> dict[str, Any]:
     outputs = [TOKENS[0], [1, 1] if num_different else TOKENS[1]]
-    made = make_row([Outcome(one, outputs, 2, 4) for one in seconds], REFERENCE, "bfloat16", 3 << 30)
+    made = make_row([Outcome(value, outputs, 2, 4) for value in seconds], REFERENCE, "bfloat16", 3 << 30)
     return {"batch": batch, "name": name, "row": name, "variant": variant, **made}
 
 
@@ -227,11 +227,11 @@ RESULTS: dict[str, Any] = {
 
 
 def test_the_faster_variant_represents_its_engine() -> None:
-    best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(RESULTS)}
+    best = {(row["batch"], row["row"]): row["variant"] for row in best_rows(RESULTS)}
     assert best[1, "transformers"] == "compiled"
     changed = copy.deepcopy(RESULTS)
     changed["rows"][2] = row("transformers", "compiled", 1, [0.1, 0.1], num_different=1)
-    best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(changed)}
+    best = {(row["batch"], row["row"]): row["variant"] for row in best_rows(changed)}
     assert best[1, "transformers"] == "eager"
 
 
@@ -246,9 +246,9 @@ def test_the_table_shows_no_speed_where_outputs_differ() -> None:
 
 def test_speeds_are_compared_round_by_round() -> None:
     first, second = RESULTS["rows"][0], RESULTS["rows"][2]
-    found = ratio(first, second)
-    assert found is not None
-    assert found == {"median": 1.375, "low": 1.25, "high": 1.5}
+    ratio_of_passes = ratio(first, second)
+    assert ratio_of_passes is not None
+    assert ratio_of_passes == {"median": 1.375, "low": 1.25, "high": 1.5}
     assert ratio(first, RESULTS["rows"][6]) is None
 
 

@@ -34,7 +34,7 @@ def pairs() -> dict[str, Pair]:
 
 def make_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
     prompts = held_out_prompts(num, 0)
-    return [Request(str(i), one, sampling=Sampling(max_new_tokens)) for i, one in enumerate(prompts)]
+    return [Request(str(i), prompt, sampling=Sampling(max_new_tokens)) for i, prompt in enumerate(prompts)]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_methods_share_one_target_and_each_drafter_is_loaded_once(pairs: dict[str, Pair]) -> None:
-    assert len({id(one.target) for one in pairs.values()}) == 1
+    assert len({id(pair.target) for pair in pairs.values()}) == 1
     assert pairs["suffix"].drafter is None
     assert pairs["sd_chain"].drafter is pairs["sd_tree"].drafter is not None
     assert pairs["plain"].target._features is None, "visual features are cached"
@@ -57,26 +57,28 @@ def test_every_method_decodes_the_same_other_prompts_in_each_round(
     decode = OfEngine.decode
 
     def recorded(self: OfEngine, requests: Sequence[Request]) -> Any:
-        read.append((self, [one.prompt for one in requests]))
+        read.append((self, [request.prompt for request in requests]))
         return decode(self, requests)
 
     monkeypatch.setattr(OfEngine, "decode", recorded)
     saved: list[int] = []
-    found = speed.measure_speed(pairs, make_requests, (1, 2), save=lambda one: saved.append(len(one["rows"])))
+    measured = speed.measure_speed(
+        pairs, make_requests, (1, 2), save=lambda results: saved.append(len(results["rows"]))
+    )
     assert saved == [4, 8]
-    assert [(row["method"], row["batch"]) for row in found["rows"]] == [(name, b) for b in (1, 2) for name in pairs]
-    assert all(row["num_equal"] == row["num_prompts"] == 3 * max(3, 2 * row["batch"]) for row in found["rows"])
-    assert found["rows"][2]["mean_acceptance_length"] > 1.0
-    assert found["left_out"] == []
+    assert [(row["method"], row["batch"]) for row in measured["rows"]] == [(name, b) for b in (1, 2) for name in pairs]
+    assert all(row["num_equal"] == row["num_prompts"] == 3 * max(3, 2 * row["batch"]) for row in measured["rows"])
+    assert measured["rows"][2]["mean_acceptance_length"] > 1.0
+    assert measured["left_out"] == []
     by_engine: dict[int, list[list[str]]] = {}
     for engine, prompts in read:
         by_engine.setdefault(id(engine), []).append(prompts)
     for num_slots in (1, 2):
         num = max(3, 2 * num_slots)
-        passes = [one for one in by_engine.values() if len(one[0]) == num]
+        passes = [requests_of_engine for requests_of_engine in by_engine.values() if len(requests_of_engine[0]) == num]
         assert len(passes) == len(pairs)
-        assert all(one == passes[0] for one in passes)
-        whole = [prompt for one in passes[0] for prompt in one]
+        assert all(outputs == passes[0] for outputs in passes)
+        whole = [prompt for outputs in passes[0] for prompt in outputs]
         assert len(whole) == len(set(whole)) == 4 * num, "a prompt is decoded twice"
 
 
@@ -98,7 +100,7 @@ def test_generate_of_transformers_gives_the_same_outputs_and_leaves_the_engine_a
     assert none is None
     assert outputs == expected
     again, _ = engine.decode(
-        [Request(f"again {i}", one.prompt, sampling=one.sampling) for i, one in enumerate(requests)]
+        [Request(f"again {i}", request.prompt, sampling=request.sampling) for i, request in enumerate(requests)]
     )
     assert again == expected
 
@@ -110,9 +112,9 @@ def test_every_method_is_a_job_that_compares_with_plain_decoding(pair: str, devi
     assert len(set(names)) == len(names)
     make = text.job_of if pair == "text" else lambda name, *rest: vision_settings.job_of(SETTINGS[name], *rest)
     for name in names:
-        found = make(name, "bfloat16", device)
-        assert found.model.target.device == device
-        assert found.model.drafter is None or found.model.drafter.device == device
+        pair_of_models = make(name, "bfloat16", device)
+        assert pair_of_models.model.target.device == device
+        assert pair_of_models.model.drafter is None or pair_of_models.model.drafter.device == device
 
 
 SETTINGS = vision_settings.settings()
@@ -120,17 +122,23 @@ SETTINGS = vision_settings.settings()
 
 def test_replayed_steps_are_compared_with_launched_ones_of_batch_1() -> None:
     def part(*speeds: float) -> Results:
-        spread = [{"median": one, "low": one, "high": one} for one in speeds]
+        spread = [{"median": speed, "low": speed, "high": speed} for speed in speeds]
         names = [("plain", 1), ("a", 1), ("a", 32)]
         return {
             "rows": [
-                {"method": name, "batch": batch, "mean_acceptance_length": 2, "tokens_per_s": one, "over_plain": one}
-                for (name, batch), one in zip(names, spread, strict=False)
+                {
+                    "method": name,
+                    "batch": batch,
+                    "mean_acceptance_length": 2,
+                    "tokens_per_s": values,
+                    "over_plain": values,
+                }
+                for (name, batch), values in zip(names, spread, strict=False)
             ]
         }
 
-    found = PARTS["real_step_replay"].render({"vision": {"cuda": part(4, 6, 9), "cuda_launched": part(2, 5)}})
-    assert found.splitlines()[2:] == [
+    table = PARTS["real_step_replay"].render({"vision": {"cuda": part(4, 6, 9), "cuda_launched": part(2, 5)}})
+    assert table.splitlines()[2:] == [
         "| plain | 2.00 / 2.00 | 2 (2–2) | 4 (4–4) | 2.00 | 4.00 (4.00–4.00) |",
         "| a | 2.00 / 2.00 | 5 (5–5) | 6 (6–6) | 1.20 | 6.00 (6.00–6.00) |",
     ]

@@ -35,7 +35,7 @@ def test_every_head_has_a_training_job_of_its_own_kind(name: str, tmp_path: Path
 def test_no_engine_has_a_drafter() -> None:
     others = {"transformers", "vLLM", "vLLM, n-grams"}
     own = {"draftfleet", "draftfleet, n-grams"}
-    assert {one.row for one in ON_TEXT} == own | others
+    assert {contender.row for contender in ON_TEXT} == own | others
     assert choose_method("lookup", 5).drafter.kind == "lookup"
     assert choose_method("lookup", 5).tree.length == 5  # type: ignore[union-attr]
 

@@ -29,7 +29,9 @@ def test_the_committed_results_are_those_of_the_settings(scenario: str) -> None:
     assert measured["drafters"] == trained_drafters()
     assert set(measured["methods"]) <= set(settings(scenario))
     assert {
-        name: one["num_cases"] for run in measured["methods"].values() for name, one in run["scenarios"].items()
+        name: scenario["num_cases"]
+        for run in measured["methods"].values()
+        for name, scenario in run["scenarios"].items()
     } == {scenario: NUM_CASES[scenario]}
 
 

@@ -25,13 +25,13 @@ def test_generated_parts_are_those_of_the_committed_results(document: Path) -> N
 def test_the_command_behind_a_part_is_printed_on_its_page(document: Path) -> None:
     text = document.read_text()
     makes = {name: f"make bench-{name}" for name in ("engine", "peers", "gpu")} | {"methods": "make bench"}
-    parts = [PARTS[found["name"]] for found in MARK.finditer(text)]
+    parts = [PARTS[match["name"]] for match in MARK.finditer(text)]
     missing = [part.command for part in parts if part.command not in text and makes.get(part.source, "–") not in text]
     assert missing == []
 
 
 def test_every_part_is_shown_in_a_document() -> None:
-    shown = {found["name"] for document in DOCUMENTS for found in MARK.finditer(document.read_text())}
+    shown = {match["name"] for document in DOCUMENTS for match in MARK.finditer(document.read_text())}
     assert shown == set(PARTS)
 
 
@@ -130,7 +130,7 @@ def test_a_withheld_speed_has_no_point_and_is_named() -> None:
         for row in peers["rows"]
     ]
     (plot,) = plots_of({"peers": {**peers, "rows": rows}}).values()
-    assert [place for place, *_ in plot.data["transformers (withheld at 8)"]] == [1, 32]
+    assert [x for x, *_ in plot.data["transformers (withheld at 8)"]] == [1, 32]
 
 
 # --- what the documents claim of committed results -----------------------------------------------------------------

@@ -56,15 +56,15 @@ def children_of(pid: int) -> dict[int, str]:
             except (OSError, IndexError):
                 continue
             parents[int(folder.name)] = (int(status[1]), result)
-    found: dict[int, str] = {}
+    processes: dict[int, str] = {}
     grown = True
     while grown:
         grown = False
         for child, (parent, result) in parents.items():
-            if child not in found and (parent == pid or parent in found):
-                found[child] = result
+            if child not in processes and (parent == pid or parent in processes):
+                processes[child] = result
                 grown = True
-    return found
+    return processes
 
 
 VICTIMS: dict[str, Callable[[int, str], bool]] = {
@@ -106,8 +106,8 @@ def kill_one(victim: str, driver: subprocess.Popen[bytes], folder: Path, num_fil
         changes, seen = changes + (now != seen), now
         if changes < num_files:
             continue
-        found = {driver.pid: "driver"} if is_driver else children_of(driver.pid)
-        for pid in [pid for pid, result in found.items() if is_driver or VICTIMS[victim](pid, result)][:1]:
+        processes = {driver.pid: "driver"} if is_driver else children_of(driver.pid)
+        for pid in [pid for pid, result in processes.items() if is_driver or VICTIMS[victim](pid, result)][:1]:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -142,14 +142,14 @@ def attempt(folder: Path, chance: random.Random, victims: list[str], killed: lis
 
 def rows_of(output: Path) -> dict[str, dict[str, Any]]:
     """All rows by id, without what may differ."""
-    found = {**rows_in(output / "data"), **rows_in(output / "errors")}
-    return {own: {name: row[name] for name in row if name not in UNCOUNTED} for own, row in found.items()}
+    rows = {**rows_in(output / "data"), **rows_in(output / "errors")}
+    return {own: {name: row[name] for name in row if name not in UNCOUNTED} for own, row in rows.items()}
 
 
 def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
     """Kill, go on, kill, …; every job is compared with an undisturbed one."""
     chance = random.Random(seed)
-    victims = [KINDS[place % len(KINDS)] for place in range(num_kills)]
+    victims = [KINDS[index % len(KINDS)] for index in range(num_kills)]
     chance.shuffle(victims)
     folder = root / "job"  # one after another in the same place, which their fingerprints name
     fleet.config_in(folder, NUM_ROWS)
@@ -172,10 +172,10 @@ def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
             if codes[-1] == 0:
                 left.remove(shard)
         assert at_rest(folder / "out") == sides
-        found = rows_of(folder / "out")
-        assert found.keys() == expected.keys()
+        rows = rows_of(folder / "out")
+        assert rows.keys() == expected.keys()
         assert not list((folder / "out").rglob("aside/**/*part-*")), "a published file was set aside"
-        other = {name for own, row in found.items() for name in row if row[name] != expected[own][name]}
+        other = {name for own, row in rows.items() for name in row if row[name] != expected[own][name]}
         assert not other, f"columns that differ from an undisturbed run: {sorted(other)}"
         num_admitted = (folder / "admitted").stat().st_size
         bound = NUM_ROWS + len(killed) * MAX_IN_FLIGHT + killed.count("frozen driver") * MAX_FROZEN_ROWS
@@ -186,7 +186,7 @@ def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
     return {
         "num_rows": NUM_ROWS,
         "num_kills": num_kills,
-        "kills_by_process": dict(Counter(victim for one in jobs for victim in one["killed"])),
+        "kills_by_process": dict(Counter(victim for job in jobs for victim in job["killed"])),
         "seed": seed,
         "max_in_flight_rows": MAX_IN_FLIGHT,
         "wall_s": round(time.monotonic() - began_s, 1),
@@ -201,9 +201,9 @@ def _log(folder: Path) -> str:
 def main(arguments: list[str]) -> int:
     num_kills = int(arguments[0]) if arguments else 50
     with tempfile.TemporaryDirectory() as name:
-        found = run(Path(name), num_kills, seed=2026)
-    print(json.dumps({key: value for key, value in found.items() if key != "jobs"}, indent=1))
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        results = run(Path(name), num_kills, seed=2026)
+    print(json.dumps({key: value for key, value in results.items() if key != "jobs"}, indent=1))
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

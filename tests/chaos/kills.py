@@ -43,8 +43,8 @@ UNCOUNTED = ("attempt",)
 class Reaper:
     """Ends its own process when a phase begins for the n-th time; with no phase, never."""
 
-    def __init__(self, phase: str = "", place: int = 0) -> None:
-        self.phase, self.place = phase, place
+    def __init__(self, phase: str = "", index: int = 0) -> None:
+        self.phase, self.place = phase, index
         self.seen: Counter[str] = Counter()
 
     def pass_by(self, phase: str) -> None:
@@ -155,8 +155,8 @@ def judge(output: Path, whole: Path, kills: list[dict[str, Any]]) -> dict[str, A
     """What one job came to; every id once, and every column as it would have been."""
     assert at_rest(output) == at_rest(whole)
     for side in ("data", "errors"):
-        found, expected = rows_in(output / side), rows_in(whole / side)
-        different = [own for own, row in found.items() if comparable(row) != comparable(expected[own])]
+        rows, expected = rows_in(output / side), rows_in(whole / side)
+        different = [own for own, row in rows.items() if comparable(row) != comparable(expected[own])]
         assert different == [], f"{len(different)} rows differ, the first is {different[0]}"
     own = sum(kill["job"] == int(output.name) for kill in kills)
     num_admitted = (output.parent / f"{output.name}.admitted").stat().st_size
@@ -171,10 +171,10 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     num_kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Path(folder), num_kills, seed=2026)
-    print(json.dumps(found, indent=1))
+        results = run(Path(folder), num_kills, seed=2026)
+    print(json.dumps(results, indent=1))
     if num_kills == 50:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -59,8 +59,8 @@ BUCKET = "chaos"
 class Gate(kills.Reaper):
     """Does something to its own process when a phase begins for the n-th time."""
 
-    def __init__(self, phase: str, place: int, act: Callable[[], None]) -> None:
-        super().__init__(phase, place)
+    def __init__(self, phase: str, index: int, act: Callable[[], None]) -> None:
+        super().__init__(phase, index)
         self.act = act
 
     def pass_by(self, phase: str) -> None:
@@ -182,17 +182,17 @@ EXCEPTIONS = {"looked": (DONE,), "temporary file written": (REFUSED,)}
 """After the last look an attempt is done; before its own record is there, another takes its number."""
 
 
-def exceptions(phase: str, place: int, is_shard: bool) -> tuple[int, ...]:
+def exceptions(phase: str, index: int, is_shard: bool) -> tuple[int, ...]:
     """Further endings of the first attempt. The first file of a shard is the content of the output, which precedes the
     record of the attempt."""
-    if is_shard and (phase, place) == ("renamed but unreported", 1):
+    if is_shard and (phase, index) == ("renamed but unreported", 1):
         return (REFUSED,)
     return EXCEPTIONS.get(phase, ())
 
 
 def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     """One run; gives what happened."""
-    phase, place, retries = chance.choice(WHERE[kind]), chance.randint(1, MAX_PLACE), chance.random() < 0.5
+    phase, check_index, retries = chance.choice(WHERE[kind]), chance.randint(1, MAX_PLACE), chance.random() < 0.5
     total = chance.choice((1, 1, NUM_SHARDS))
     shard, *others = chance.sample([Shard(number, total) for number in range(total)], total)
     while True:
@@ -203,20 +203,20 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
 
         if retries:  # there are error rows, which are made again and taken out of their files
             assert wait(start(kills.Reaper())) == DONE
-        codes = ACTS[kind](start, Gate(phase, place, lambda: None))
+        codes = ACTS[kind](start, Gate(phase, check_index, lambda: None))
         if codes[1] != NEVER:
             break
         assert codes[0] == DONE, f"the attempt ended with {codes[0]}"
-        if place == 1:
+        if check_index == 1:
             assert retries, f"there is no phase {phase!r}"
             assert others, f"there is no phase {phase!r}"
             retries = False  # the shard has no error rows
-        place = max(1, place // 2)  # the phase did not come so often
+        check_index = max(1, check_index // 2)  # the phase did not come so often
         shutil.rmtree(folder)
-    assert codes[0] in (*ENDINGS[kind], *exceptions(phase, place, bool(others))), (
-        f"the first attempt ended with {codes[0]}: {kind}, {phase} {place}"
+    assert codes[0] in (*ENDINGS[kind], *exceptions(phase, check_index, bool(others))), (
+        f"the first attempt ended with {codes[0]}: {kind}, {phase} {check_index}"
     )
-    assert codes[1] == DONE, f"the later attempt ended with {codes[1]}: {kind}, {phase} {place}"
+    assert codes[1] == DONE, f"the later attempt ended with {codes[1]}: {kind}, {phase} {check_index}"
     for other in others:
         assert wait(fork(config, admitted, kills.Reaper(), resume, other)) == DONE
     judge(folder)
@@ -225,7 +225,7 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     judge(folder)
     problems = check_output(OutputDir(config.sink.path)).problems
     assert problems == [], problems
-    result = {"kind": kind, "phase": phase, "place": place, "retries": retries, "exit_codes": codes}
+    result = {"kind": kind, "phase": phase, "place": check_index, "retries": retries, "exit_codes": codes}
     return result | ({"shard": f"{shard}"} if others else {})
 
 
@@ -283,10 +283,10 @@ def run(root: Path, num_runs: int, seed: int) -> dict[str, Any]:
     return {
         "num_rows": NUM_ROWS,
         "num_runs": num_runs,
-        "runs_by_kind": dict(sorted(Counter(one["kind"] for one in runs).items())),
-        "num_with_shards": sum("shard" in one for one in runs),
-        "num_fenced": sum(one["exit_codes"][0] == FENCED for one in runs),
-        "num_stopped": sum(one["exit_codes"][0] == 128 + signal.SIGTERM for one in runs),
+        "runs_by_kind": dict(sorted(Counter(run["kind"] for run in runs).items())),
+        "num_with_shards": sum("shard" in run for run in runs),
+        "num_fenced": sum(run["exit_codes"][0] == FENCED for run in runs),
+        "num_stopped": sum(run["exit_codes"][0] == 128 + signal.SIGTERM for run in runs),
         "seed": seed,
         "wall_s": round(time.monotonic() - began_s, 1),
         "runs": runs,
@@ -296,10 +296,10 @@ def run(root: Path, num_runs: int, seed: int) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     num_runs = int(arguments[0]) if arguments else 100
     with tempfile.TemporaryDirectory() as folder:
-        found = run(Path(folder), num_runs, seed=2026)
-    print(json.dumps({key: value for key, value in found.items() if key != "runs"}, indent=1))
+        results = run(Path(folder), num_runs, seed=2026)
+    print(json.dumps({key: value for key, value in results.items() if key != "runs"}, indent=1))
     if num_runs == 100:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

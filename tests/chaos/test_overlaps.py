@@ -14,24 +14,24 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", overlaps.WHERE)
-def test_an_attempt_that_meets_another_ends_with_every_id_once(tmp_path: Path, kind: str) -> None:
+def test_overlapping_attempts_leave_every_id_once(tmp_path: Path, kind: str) -> None:
     done = overlaps.run_one(tmp_path / "run", kind, random.Random(len(kind)))
     assert done["exit_codes"][1] == overlaps.DONE
 
 
-def test_a_store_that_lost_its_conditional_put_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_store_without_conditional_put_is_refused_at_the_start(tmp_path: Path) -> None:
     assert overlaps.run_unconditional(tmp_path / "run")["exit_codes"] == [2, overlaps.DONE]
 
 
-def test_the_recorded_hundred_are_of_every_kind_and_most_overtaken_attempts_were_shut_out() -> None:
-    found = json.loads(overlaps.RESULTS.read_text())
-    assert found["num_runs"] == len(found["runs"]) == 100
+def test_the_100_recorded_overlaps_are_of_every_kind_and_most_superseded_attempts_were_fenced() -> None:
+    results = json.loads(overlaps.RESULTS.read_text())
+    assert results["num_runs"] == len(results["runs"]) == 100
     kinds = {"delayed": 30, "frozen": 20, "overlapping": 30, "stopped": 15, "unconditional": 5}
-    assert found["runs_by_kind"] == kinds
-    assert found["num_stopped"] == kinds["stopped"]
-    held_up = [one for one in found["runs"] if one["kind"] in ("delayed", "frozen")]
-    others = [one for one in held_up if one["exit_codes"][0] != overlaps.FENCED]
-    for one in others:
-        assert one["exit_codes"][0] in overlaps.exceptions(one["phase"], one["place"], "shard" in one)
+    assert results["runs_by_kind"] == kinds
+    assert results["num_stopped"] == kinds["stopped"]
+    held_up = [run for run in results["runs"] if run["kind"] in ("delayed", "frozen")]
+    others = [run for run in held_up if run["exit_codes"][0] != overlaps.FENCED]
+    for run in others:
+        assert run["exit_codes"][0] in overlaps.exceptions(run["phase"], run["place"], "shard" in run)
     assert len(others) <= 5
-    assert all(one["exit_codes"][1] == overlaps.DONE for one in found["runs"])
+    assert all(run["exit_codes"][1] == overlaps.DONE for run in results["runs"])

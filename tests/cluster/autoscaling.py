@@ -140,4 +140,4 @@ class Watcher(threading.Thread):
 def num_generating() -> int:
     """Actors of the job that are up."""
     states = ray._private.state.actors().values()
-    return sum(one["State"] == "ALIVE" and "MapWorker" in one["ActorClassName"] for one in states)
+    return sum(state["State"] == "ALIVE" and "MapWorker" in state["ActorClassName"] for state in states)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ray._private import services
 
-from tests.cluster.alone import rays_running, refusal
+from tests.cluster.other_ray import rays_running, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -90,7 +90,7 @@ def test_a_node_that_is_drained_in_mid_job_costs_no_row_and_repeats_none(
     given = [when for when in admissions(tmp_path / "drained", reclaimer.node) if when > reclaimer.told_s]
     assert len(given) <= MAX_GIVEN_ROWS, "the node was given rows as if it stayed"
     assert at_rest(tmp_path / "drained/out") == at_rest(tmp_path / "whole") == (EVERY, set())
-    found, expected = rows_in(tmp_path / "drained/out/data"), rows_in(tmp_path / "whole/data")
-    different = [own for own, row in found.items() if comparable(row) != comparable(expected[own])]
+    rows, expected = rows_in(tmp_path / "drained/out/data"), rows_in(tmp_path / "whole/data")
+    different = [own for own, row in rows.items() if comparable(row) != comparable(expected[own])]
     assert different == []
     assert (tmp_path / "drained/admitted").stat().st_size == len(EVERY), "rows were made twice"

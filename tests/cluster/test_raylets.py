@@ -74,8 +74,8 @@ def test_a_raylet_killed_with_an_actor_and_a_decoding_task_costs_no_row(cluster_
         num_alive = sum(node["Alive"] for node in ray.nodes())
     assert num_alive == 3
     assert at_rest(tmp_path / "disturbed/out") == at_rest(tmp_path / "whole") == (EVERY, set())
-    found, expected = rows_in(tmp_path / "disturbed/out/data"), rows_in(tmp_path / "whole/data")
-    different = [own for own, row in found.items() if comparable(row) != comparable(expected[own])]
+    rows, expected = rows_in(tmp_path / "disturbed/out/data"), rows_in(tmp_path / "whole/data")
+    different = [own for own, row in rows.items() if comparable(row) != comparable(expected[own])]
     assert different == []
     assert hunter.num_admitted < len(EVERY), "the job had nothing left to do"
     num_admitted = (tmp_path / "admitted").stat().st_size

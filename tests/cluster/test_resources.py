@@ -51,9 +51,9 @@ def two_gpus(cluster_folder: Path) -> Iterator[str]:
     }
     try:
         cluster.add_node(num_cpus=0, **node)
-        for place in ("a", "b"):
+        for label in ("a", "b"):
             cluster.add_node(
-                num_cpus=3, num_gpus=1, labels={"place": place}, resources={"accelerator_type:T4": 1}, **node
+                num_cpus=3, num_gpus=1, labels={"place": label}, resources={"accelerator_type:T4": 1}, **node
             )
         cluster.wait_for_nodes(900)
         yield cluster.address
@@ -91,7 +91,7 @@ def test_tasks_of_a_cluster_see_only_the_gpus_that_they_reserve(two_gpus: str) -
 
     with session(JobSectionConfig(ray_address=two_gpus), log_to_driver=False):
         tasks = [ray.remote(num_cpus=0, num_gpus=number, label_selector={"place": "a"})(visible) for number in (0, 1)]
-        assert ray.get([one.remote() for one in tasks]) == ["", "0"]
+        assert ray.get([task.remote() for task in tasks]) == ["", "0"]
 
 
 def test_an_autoscaler_that_has_started_no_node(cluster_folder: Path) -> None:

@@ -48,7 +48,7 @@ def test_lossless_methods_are_refused(method: dict[str, Any]) -> None:
         ("on_exceeded", "warn"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(field: str, value: object) -> None:
+def test_values_without_a_meaning_are_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"audit\.{field}"):
         job(**{field: value})
 

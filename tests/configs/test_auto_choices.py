@@ -52,12 +52,12 @@ def test_choices_beside_candidates_are_refused(name: str, value: Any) -> None:
 
 
 def test_plain_decoding_is_always_tried_first_and_under_the_name_it_was_given() -> None:
-    assert [one.label for one in method([CHAIN, LOOKUP]).methods] == ["plain", "chain", "lookup"]
-    assert [one.label for one in method([CHAIN, {"name": "slow"}]).methods] == ["slow", "chain"]
-    found = method([CHAIN, LOOKUP])
-    assert (found.label, found.verify_mode) == ("auto", "lossless")
-    assert isinstance(found.drafter, NoDrafterConfig)
-    assert (found.needs_checkpoint, found.drafting.label) == (True, "chain")
+    assert [candidate.label for candidate in method([CHAIN, LOOKUP]).methods] == ["plain", "chain", "lookup"]
+    assert [candidate.label for candidate in method([CHAIN, {"name": "slow"}]).methods] == ["slow", "chain"]
+    auto = method([CHAIN, LOOKUP])
+    assert (auto.label, auto.verify_mode) == ("auto", "lossless")
+    assert isinstance(auto.drafter, NoDrafterConfig)
+    assert (auto.needs_checkpoint, auto.drafting.label) == (True, "chain")
     only = method([LOOKUP])
     assert (only.needs_checkpoint, type(only.drafting.drafter)) == (False, LookupDrafterConfig)
     assert MethodConfig().methods == (MethodConfig(),)
@@ -75,7 +75,7 @@ def job(method: dict[str, Any], **sections: Any) -> CaptionJobConfig:
     return validate(CaptionJobConfig, data, "job.yaml")
 
 
-def test_a_candidate_that_needs_a_checkpoint_needs_it_named() -> None:
+def test_a_candidate_without_its_required_checkpoint_is_refused() -> None:
     alone = {"target": {"path": "t"}}
     with pytest.raises(ConfigError, match=r"'model', so model\.drafter must name a checkpoint"):
         job({"auto": {"candidates": [LOOKUP, CHAIN]}}, model=alone)

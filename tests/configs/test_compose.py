@@ -47,7 +47,7 @@ def test_a_named_method_equals_its_section_and_takes_overrides(tmp_path: Path) -
 def test_candidates_of_a_trial_may_be_names() -> None:
     job = load_job(CaptionJobConfig, DEMO, ("method={auto: {candidates: [sd_chain, tabed_mt]}}",))
     assert job.method.auto is not None
-    assert [one.name for one in job.method.auto.candidates] == ["sd-chain", "tabed-mt"]
+    assert [candidate.name for candidate in job.method.auto.candidates] == ["sd-chain", "tabed-mt"]
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,14 @@ def method(**sections: Any) -> MethodConfig:
         ({"kind": "random"}, "use exact"),
     ],
 )
-def test_depths_by_the_clock_are_refused_where_tokens_follow_from_them(acceptance: Any, reason: str) -> None:
+def test_controllers_that_measure_time_are_refused_if_depths_change_tokens(acceptance: Any, reason: str) -> None:
     tree = {"kind": "chain", "length": 9}
     assert method(drafter=LOOKUP, acceptance=acceptance, tree=tree, controller={"kind": "none"})
     with pytest.raises(ValidationError, match=reason):
         method(drafter=LOOKUP, acceptance=acceptance, tree=tree, controller=MEASURED)
 
 
-def test_plain_decoding_has_no_depth_to_choose() -> None:
+def test_plain_decoding_refuses_a_controller() -> None:
     with pytest.raises(ValidationError, match="'measured' has nothing to decide where the drafter is 'none'"):
         method(controller=MEASURED)
 
@@ -53,13 +53,13 @@ def test_an_impossible_share_of_trials_is_refused(value: Any) -> None:
         method(drafter=LOOKUP, controller={**MEASURED, "max_exploration": value})
 
 
-@pytest.mark.parametrize("place", ["method.controller", "method.auto.candidates.1.controller"])
-def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_read(place: str) -> None:
+@pytest.mark.parametrize("dotted_path", ["method.controller", "method.auto.candidates.1.controller"])
+def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_read(dotted_path: str) -> None:
     controller = {"kind": "measured", "per_row": True}
     measured = {"drafter": LOOKUP, "controller": controller, "name": "measured"}
     several = {"auto": {"candidates": [{"drafter": LOOKUP}, measured]}}
-    data = {"method": measured if place == "method.controller" else several}
-    removed = f"^{re.escape(f'job.yaml: {place}.per_row: was removed: rows do not compete for drafts')}[^\\n]*$"
+    data = {"method": measured if dotted_path == "method.controller" else several}
+    removed = f"^{re.escape(f'job.yaml: {dotted_path}.per_row: was removed: rows do not compete for drafts')}[^\\n]*$"
     for recorded in (False, True):
         with pytest.raises(ConfigError, match=removed):
             validate(Outer, data, "job.yaml", recorded)
@@ -67,7 +67,7 @@ def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_re
     with pytest.raises(ConfigError, match=removed):
         validate(Outer, data, "job.yaml")
     kept = validate(Outer, data, "job.yaml", recorded=True).method
-    assert MeasuredControllerConfig() in [one.controller for one in kept.methods]
+    assert MeasuredControllerConfig() in [method.controller for method in kept.methods]
 
 
 class Outer(Section):
@@ -94,7 +94,7 @@ def test_two_engines_never_share_a_controller() -> None:
     assert made[0] is not made[1]
 
 
-def test_the_controller_is_no_part_of_what_decides_the_output() -> None:
+def test_the_controller_is_not_part_of_the_fingerprint() -> None:
     assert method(drafter=LOOKUP, controller=MEASURED).content() == method(drafter=LOOKUP).content()
     assert method(drafter=LOOKUP, controller=MEASURED).label == "lookup+chain+exact"
 

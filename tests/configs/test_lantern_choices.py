@@ -47,19 +47,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED, ids=[str(options) for options, _ in REFUSED])
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any], reason: str) -> None:
+def test_options_without_effect_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         method(options)
 
 
-def test_it_is_lossy_and_needs_a_drafter() -> None:
+def test_lantern_is_lossy_and_needs_a_drafter() -> None:
     assert method({}).verify_mode == "lossy"
     with pytest.raises(ValidationError, match="'lantern' relaxes drafts, and the drafter 'none' makes none"):
         method({}, drafter={"kind": "none"})
 
 
 @pytest.mark.parametrize("draw", ["paper", "code"])
-def test_residuals_are_refused_where_drafts_are_kept_by_what_was_drawn(draw: str) -> None:
+def test_residual_draws_are_refused_with_an_online_tree(draw: str) -> None:
     online = {"kind": "sage", "growth": "online"}
     with pytest.raises(ValidationError, match=r"would bias rejection sampling; .* or acceptance\.draw coupled"):
         method({"draw": draw}, tree=online)
@@ -67,7 +67,7 @@ def test_residuals_are_refused_where_drafts_are_kept_by_what_was_drawn(draw: str
     assert method({"draw": draw}, tree={"kind": "sage"}).acceptance.kind == "lantern"
 
 
-def test_a_text_has_no_codes_that_look_alike() -> None:
+def test_a_caption_job_refuses_lantern() -> None:
     job: dict[str, Any] = {
         "source": {"kind": "parquet", "path": "in"},
         "prompt": "Describe it.",
@@ -134,7 +134,7 @@ def test_the_codebook_of_another_model_is_refused_before_a_table_is_made(monkeyp
 @pytest.mark.parametrize(
     ("k", "counts", "legal"), [(60, True, True), (61, True, False), (59, False, True), (60, False, False)]
 )
-def test_no_more_neighbours_can_be_asked_for_than_there_are(k: int, counts: bool, legal: bool) -> None:
+def test_more_neighbours_than_codes_are_refused(k: int, counts: bool, legal: bool) -> None:
     choice = LanternAcceptanceConfig(k=k, k_counts_draft=counts)
     if legal:
         assert build_lantern(choice, codebook(), 60).neighbourhood.num_neighbours == 59
@@ -148,7 +148,7 @@ def test_no_more_neighbours_can_be_asked_for_than_there_are(k: int, counts: bool
 # --- named trees ---------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_knows_the_trees_that_have_names() -> None:
+def test_the_schema_lists_the_named_trees() -> None:
     names = get_args(get_args(StaticTreeConfig.model_fields["name"].annotation)[0])
     assert set(names) == set(NAMED_PATHS)
     assert {max(map(len, paths)) for paths in NAMED_PATHS.values()} == {NAMED_TREE_LEVELS}
@@ -157,7 +157,9 @@ def test_the_schema_knows_the_trees_that_have_names() -> None:
 @pytest.mark.parametrize(
     ("name", "levels"), [("mc_sim_7b_63", [4, 8, 8, 3, 2]), ("naive_extend_57", [5, 13, 16, 14, 9])]
 )
-def test_a_named_tree_is_whole_and_of_its_size(name: str, levels: list[int]) -> None:
+def test_a_named_tree_has_every_parent_and_sibling_and_the_published_number_of_nodes(
+    name: str, levels: list[int]
+) -> None:
     paths = NAMED_PATHS[name]
     assert [sum(len(path) == depth for path in paths) for depth in range(1, 6)] == levels
     assert StaticTreeConfig(paths=paths).paths == paths, "every parent and every better sibling is there"
@@ -165,7 +167,7 @@ def test_a_named_tree_is_whole_and_of_its_size(name: str, levels: list[int]) -> 
     assert (built.max_nodes, built.max_levels) == (sum(levels) + 1, 5)
 
 
-def test_a_fixed_tree_is_given_once() -> None:
+def test_a_fixed_tree_is_given_by_branching_paths_or_name_alone() -> None:
     for data in ({}, {"name": "naive_extend_57", "branching": [2]}, {"name": "naive_extend_57", "paths": [[0]]}):
         with pytest.raises(ValidationError, match="give one of branching, paths and name"):
             StaticTreeConfig.model_validate_json(json.dumps(data))

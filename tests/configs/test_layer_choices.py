@@ -58,10 +58,10 @@ def test_a_prompt_of_its_own_is_refused() -> None:
 
 
 def test_layers_determine_the_output_of_a_job_and_a_controller_does_not() -> None:
-    one, other = (method(drafter={"kind": "layer_skip", "layers": layers}) for layers in (2, [0, 1]))
-    assert one.content() != other.content()
+    first, other = (method(drafter={"kind": "layer_skip", "layers": layers}) for layers in (2, [0, 1]))
+    assert first.content() != other.content()
     measured = method(drafter={"kind": "layer_skip", "layers": 2}, controller={"kind": "measured"})
-    assert measured.content() == one.content()
+    assert measured.content() == first.content()
 
 
 def test_an_override_replaces_the_number_by_a_list() -> None:

@@ -39,7 +39,7 @@ JOB = "configs/jobs/demo_caption.yaml"
         ("model.drafter=null", "so model.drafter must name a checkpoint"),
     ],
 )
-def test_what_is_refused_is_named_as_it_was_written(override: str, message: str | None) -> None:
+def test_a_refused_override_is_named_as_it_was_written(override: str, message: str | None) -> None:
     if message is None:
         assert load_job(CaptionJobConfig, JOB, (override,)).method.drafter.kind == "model"
         return
@@ -75,7 +75,7 @@ def test_an_override_through_a_value_is_refused() -> None:
         ("source.path=s3://key:secret@b/x\a",),
     ],
 )
-def test_what_an_override_holds_is_never_repeated(overrides: tuple[str, ...]) -> None:
+def test_the_value_of_an_override_is_never_repeated_in_a_refusal(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"source\.path") as refused:
         load_job(CaptionJobConfig, JOB, overrides)
     assert "secret" not in str(refused.value)
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_mapping_or_no_yaml_is_refused_by_name(tmp_path: Path)
         load_job(CaptionJobConfig, tmp_path / "none.yaml")
 
 
-def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> None:
+def test_the_fingerprint_changes_with_fields_that_determine_the_output_and_with_no_other() -> None:
     def mark(*overrides: str) -> str:
         return load_job(CaptionJobConfig, JOB, overrides).fingerprint({"target": "abc"})
 
@@ -118,7 +118,7 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
         ("source: 2026-01-01", ": has a value that is not text, a number, a list or a mapping"),
     ],
 )
-def test_what_no_json_can_hold_is_refused_in_words(text: str, message: str, tmp_path: Path) -> None:
+def test_values_that_json_cannot_represent_are_refused_with_a_reason(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         load_job(CaptionJobConfig, tmp_path / "job.yaml")

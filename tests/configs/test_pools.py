@@ -24,7 +24,7 @@ def message(kind: type[ActorPoolConfig] = PoolConfig, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_a_pool_begins_between_its_sizes(size: int) -> None:
+def test_the_initial_size_of_a_pool_is_between_its_minimum_and_maximum(size: int) -> None:
     result = message(min_size=2, max_size=4, initial_size=size)
     assert f"initial_size ({size}) is not between min_size (2) and max_size (4)" in result
     assert PoolConfig(min_size=2, max_size=4, initial_size=4).initial_size == 4

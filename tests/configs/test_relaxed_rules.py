@@ -32,7 +32,7 @@ def test_a_relaxed_rule_is_lossy_and_needs_a_drafter(kind: str) -> None:
         method({"kind": kind}, drafter={"kind": "none"})
 
 
-def test_the_lossless_rules_still_say_so() -> None:
+def test_lossless_rules_are_reported_as_lossless() -> None:
     assert {method({"kind": kind}).verify_mode for kind in ("exact", "rejection")} == {"lossless"}
 
 

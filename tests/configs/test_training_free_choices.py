@@ -61,16 +61,20 @@ def test_suffix_refuses_a_shortest_match_above_the_longest_and_a_corpus_out_of_b
 
 
 @pytest.mark.parametrize("drafter", [JACOBI, SUFFIX], ids=["jacobi", "suffix"])
-def test_a_controller_and_a_trial_may_have_them(drafter: dict[str, Any]) -> None:
+def test_jacobi_and_suffix_are_accepted_with_controllers_and_in_trials(drafter: dict[str, Any]) -> None:
     assert method(drafter=drafter, controller={"kind": "measured"}).verify_mode == "lossless"
     trial = method(auto={"candidates": [{"drafter": drafter}, {"drafter": {"kind": "eagle"}}]})
-    assert [one.label for one in trial.methods] == ["plain", f"{drafter['kind']}+chain+exact", "eagle+chain+exact"]
+    assert [method.label for method in trial.methods] == [
+        "plain",
+        f"{drafter['kind']}+chain+exact",
+        "eagle+chain+exact",
+    ]
     assert trial.drafting.drafter.kind == "eagle"
     assert not method(drafter=drafter).needs_checkpoint
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_text_has_no_row_above(inside: bool) -> None:
+def test_a_caption_job_refuses_to_fill_from_the_image_row_above(inside: bool) -> None:
     job = load_preset(CaptionJobConfig, "zoo_plain").model_dump(mode="json")
     choice = {"drafter": {**JACOBI, "fill": "above"}}
     job["method"] = {"auto": {"candidates": [choice]}} if inside else choice
@@ -78,7 +82,7 @@ def test_a_text_has_no_row_above(inside: bool) -> None:
         CaptionJobConfig.model_validate_json(json.dumps(job))
 
 
-def test_an_image_job_knows_its_row() -> None:
+def test_an_image_job_passes_the_grid_to_jacobi() -> None:
     above = ("method={drafter: {kind: jacobi, fill: above}, tree: {kind: chain, length: 16}}",)
     job = load_preset(SynthesizeJobConfig, "zoo_images_jacobi", above)
     made = build_method(job.method, None, images.target("class")).drafter
@@ -103,6 +107,6 @@ def test_engines_of_one_pair_share_their_finished_outputs_and_others_do_not() ->
     first, second = (build_method(choice, None, target, None, corpora).drafter for _ in range(2))
     other_size = build_method(method(drafter={**SUFFIX, "max_corpus_tokens": 512}), None, target, None, corpora).drafter
     alone = build_method(choice, None, target).drafter
-    assert all(isinstance(one, SuffixDrafter) for one in (first, second, other_size, alone))
+    assert all(isinstance(engine, SuffixDrafter) for engine in (first, second, other_size, alone))
     assert first.corpus is second.corpus  # type: ignore[attr-defined]
-    assert len({id(one.corpus) for one in (first, other_size, alone)}) == 3  # type: ignore[attr-defined]
+    assert len({id(engine.corpus) for engine in (first, other_size, alone)}) == 3  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ def method(kind: str = "model", **vocabulary: Any) -> MethodConfig:
 def listed(folder: Path, *ids: int) -> str:
     """A list of the toys' tokens, the most frequent first."""
     file = folder / "tokens.json"
-    write_tokens(file, [TokenCount(number, f"w{number}", 100 - place) for place, number in enumerate(ids)], "toys")
+    write_tokens(file, [TokenCount(number, f"w{number}", 100 - index) for index, number in enumerate(ids)], "toys")
     return str(file)
 
 
@@ -71,13 +71,13 @@ def test_drafters_without_an_output_layer_have_no_vocabulary(kind: str) -> None:
         method(kind, size=5)
 
 
-def test_an_image_has_no_tokens_to_choose_from() -> None:
+def test_an_image_job_refuses_a_draft_vocabulary() -> None:
     overrides = ("method.drafter.vocabulary.size=100",)
     with pytest.raises(ConfigError, match="an image is made of codes"):
         load_job(SynthesizeJobConfig, ROOT / "configs/jobs/zoo_images_sd_chain.yaml", overrides)
 
 
-def test_the_list_its_beginning_or_the_lowest_ids_are_kept_and_what_ends_a_text_always(tmp_path: Path) -> None:
+def test_the_draft_vocabulary_is_the_list_its_first_tokens_or_the_lowest_ids_and_every_eos(tmp_path: Path) -> None:
     eos = sorted(toys.target("llama").eos_ids)
     path = listed(tmp_path, 40, 12, 30)
     assert kept(model_head(method(path=path))) == sorted([12, 30, 40, *eos])
@@ -86,7 +86,7 @@ def test_the_list_its_beginning_or_the_lowest_ids_are_kept_and_what_ends_a_text_
     assert kept(model_head(method(size=10**9))) == list(range(toys.VOCAB_SIZE))
 
 
-def test_the_drafters_own_model_stays_whole_for_other_methods(tmp_path: Path) -> None:
+def test_building_a_method_with_a_draft_vocabulary_does_not_change_the_model(tmp_path: Path) -> None:
     model = toys.perturbed("llama", 0.02)
     whole = model.head
     build_method(method(size=10), model, toys.target("llama"))
@@ -127,12 +127,12 @@ def job(folder: Path, path: str, **more: Any) -> CaptionJobConfig:
     )
 
 
-def test_a_list_is_held_against_the_tokenizer_and_its_content_is_part_of_what_the_job_is(tmp_path: Path) -> None:
+def test_a_token_list_is_checked_against_the_tokenizer_and_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = listed(tmp_path, 40, 12, 30)
-    found = pair.check(job(tmp_path, path)).revisions["vocabulary_0"]
-    assert pair.check(job(tmp_path, path, size=2)).revisions["vocabulary_0"] != found
+    revision = pair.check(job(tmp_path, path)).revisions["vocabulary_0"]
+    assert pair.check(job(tmp_path, path, size=2)).revisions["vocabulary_0"] != revision
     loaded = pair.load(job(tmp_path, path))
-    assert loaded.info.revisions["vocabulary_0"] == found
+    assert loaded.info.revisions["vocabulary_0"] == revision
     drafter = loaded.engine(2).method.drafter
     assert set(kept(drafter.inner.model.head)) >= {12, 30, 40}  # type: ignore[attr-defined]
 
@@ -154,7 +154,7 @@ def test_a_missing_list_is_refused_before_weights_are_read(tmp_path: Path) -> No
         pair.check(job(tmp_path, str(tmp_path / "gone.json")))
 
 
-def test_a_list_of_a_candidate_is_refused_by_the_candidates_own_place(tmp_path: Path) -> None:
+def test_a_bad_list_of_a_candidate_is_refused_by_the_candidates_dotted_path(tmp_path: Path) -> None:
     data = job(tmp_path, "unused").resolved()
     data["method"] = {"auto": {"candidates": [{"drafter": {"kind": "lookup"}}, data["method"]]}}
     data["method"]["auto"]["candidates"][1]["drafter"]["vocabulary"]["path"] = str(tmp_path / "gone.json")
@@ -171,6 +171,6 @@ def test_a_drafter_that_has_none_of_the_tokens_is_refused(tmp_path: Path) -> Non
         build_method(method(path=listed(tmp_path, 40, 12)), model, target)
 
 
-def test_a_choice_without_a_list_has_nothing_to_identify() -> None:
+def test_a_vocabulary_without_a_list_is_valid() -> None:
     config = method(size=5).drafter
     assert getattr(config, "vocabulary") == DraftVocabularyConfig(size=5)  # noqa: B009

@@ -50,13 +50,13 @@ def shape() -> BlockShape:
     return BlockShape(layers, LAYERS, BLOCK_SIZE, MASK, toys.VOCAB_SIZE)
 
 
-def reads(view: View, length: int, own: int, place: int) -> bool:
+def reads(view: View, length: int, own: int, index: int) -> bool:
     """Whether the position `own` of a block behind `length` positions reads the position `place`."""
-    if view.is_causal and place > own:
+    if view.is_causal and index > own:
         return False
     if view.window is None:
         return True
-    return place >= length - view.window if view.from_anchor else abs(place - own) < view.window
+    return index >= length - view.window if view.from_anchor else abs(index - own) < view.window
 
 
 def slow_block(network: BlockNetwork, features: Tensor, embeds: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def slow_block(network: BlockNetwork, features: Tensor, embeds: Tensor) -> Tenso
         query = query * cos[:, None, length:] + rotate_half(query) * sin[:, None, length:]
         key = key * cos[:, None] + rotate_half(key) * sin[:, None]
         seen = torch.tensor([
-            [reads(view, length, length + node, place) for place in range(length + size)] for node in range(size)
+            [reads(view, length, length + node, index) for index in range(length + size)] for node in range(size)
         ])  # fmt: skip
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
         hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))

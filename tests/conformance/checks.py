@@ -199,9 +199,9 @@ def check_eos_at_every_depth(family: str, tree: str) -> None:
     depths_seen = set()
     base = Request("eos", *toys.prompt(family, 3), Sampling(max_new_tokens=16))
     full = generated(family, base, frozenset())
-    for place in range(len(full)):
-        eos_ids = frozenset([full[place]])
-        expected = full[: full.index(full[place]) + 1]
+    for index in range(len(full)):
+        eos_ids = frozenset([full[index]])
+        expected = full[: full.index(full[index]) + 1]
         target = toys.target(family)
         target.eos_ids = eos_ids
         engine = Engine(target, Method(make_drafter("right", family), TREES[tree](), Exact()), 2, 128)
@@ -210,7 +210,7 @@ def check_eos_at_every_depth(family: str, tree: str) -> None:
             for i in range(3)
         ]
         done = run(engine, [base, *others])
-        assert done["eos"].token_ids == expected, (place, done["eos"].token_ids, expected)
+        assert done["eos"].token_ids == expected, (index, done["eos"].token_ids, expected)
         assert done["eos"].finish_reason == ("stop" if expected[-1] in eos_ids else "length")
         for request in others:
             assert done[request.sample_id].token_ids == generated(family, request, eos_ids)
@@ -340,8 +340,8 @@ def check_stop_strings(family: str) -> None:
     full = generated(family, base, frozenset())
     decode = toys.front_end(family).decode
     reasons = set()
-    for place in range(1, len(full)):
-        stop = decode(full[place - 1 : place + 1])
+    for index in range(1, len(full)):
+        stop = decode(full[index - 1 : index + 1])
         if not stop:
             continue  # two special tokens in a row have no text
         request = replace(base, sampling=replace(base.sampling, stop=(stop,)))

@@ -118,9 +118,17 @@ def requests(family: str, count: int, sampling: Sampling | None = None) -> list[
     """Requests of different lengths; every fourth has no grammar."""
     made = checks.requests(family, count, sampling, longest=70)
     return [
-        Request(one.sample_id, one.prompt, one.images, one.sampling, one.seed, videos=one.videos, grammar=own)
-        for place, one in enumerate(made)
-        for own in [None if place % 4 == 3 else grammar()]
+        Request(
+            request.sample_id,
+            request.prompt,
+            request.images,
+            request.sampling,
+            request.seed,
+            videos=request.videos,
+            grammar=own,
+        )
+        for index, request in enumerate(made)
+        for own in [None if index % 4 == 3 else grammar()]
     ]
 
 
@@ -157,7 +165,7 @@ def check_equal(
 
 def check_lossy(make: Callable[[str], Method], count: int = 8) -> int:
     """Outputs of a relaxed rule are valid; returns the number of relaxed tokens."""
-    wanted = [one for one in requests("llama", count, Sampling()) if one.grammar is not None]
+    wanted = [request for request in requests("llama", count, Sampling()) if request.grammar is not None]
     done = checks.run(Engine(toys.target("llama"), make("llama"), 3, 160), wanted)
     for completion in done.values():
         check_valid(completion)

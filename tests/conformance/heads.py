@@ -71,7 +71,7 @@ def teach(target: Target, task: HeadTask, num_steps: int, lr: float) -> None:
     generator = torch.Generator().manual_seed(5)
     for step in range(num_steps):
         chosen = torch.randint(0, len(training_samples), (16,), generator=generator).tolist()
-        trainer.learn([(16 * step + place, training_samples[number]) for place, number in enumerate(chosen)])
+        trainer.learn([(16 * step + index, training_samples[number]) for index, number in enumerate(chosen)])
 
 
 @cache
@@ -198,7 +198,7 @@ def check_eos(kind: str, family: str, tree: str) -> None:
             others = [
                 replace(base, sample_id=f"other-{i}", prompt=toys.prompt(family, i)[0], images=()) for i in (4, 5)
             ]
-            others = [one for one in others if "<image>" not in one.prompt]
+            others = [request for request in others if "<image>" not in request.prompt]
             done = checks.run(engine, [base, *others])
             assert done["eos"].token_ids == full[: full.index(token) + 1]
             assert done["eos"].finish_reason == "stop"
@@ -243,15 +243,17 @@ def true_features(layers: Sequence[int], family: str, request: Request, tokens: 
     """
     model: Any = toys.oracle(family)
     inner = model.get_decoder().layers
-    found: dict[int, list[Tensor]] = {layer: [] for layer in layers if 0 <= layer < len(inner)}
+    inputs_of_layer: dict[int, list[Tensor]] = {layer: [] for layer in layers if 0 <= layer < len(inner)}
     handles = []
-    for layer, states in found.items():
+    for layer, states in inputs_of_layer.items():
         record = lambda _m, args, kwargs, states=states: states.append((args or [kwargs["hidden_states"]])[0][0])  # noqa: E731
         handles.append(inner[layer].register_forward_pre_hook(record, with_kwargs=True))
     last = true_states(family, request, tokens)
     for handle in handles:
         handle.remove()
-    return torch.cat([torch.cat(found[layer]) if layer in found else last for layer in layers], dim=-1)
+    return torch.cat(
+        [torch.cat(inputs_of_layer[layer]) if layer in inputs_of_layer else last for layer in layers], dim=-1
+    )
 
 
 def pair_positions(network: FeatureStack, prefix: Prefix, length: int) -> Tensor:

@@ -167,8 +167,8 @@ def check_cache(family: str, layers: Sequence[int], tree: str) -> None:
         for slot, progress in enumerate(engine._slots.progress):
             if progress is None:
                 continue
-            one = progress.request
-            prefix = engine.target.encode(one.prompt, one.images, one.videos)  # type: ignore[attr-defined]
+            running = progress.request
+            prefix = engine.target.encode(running.prompt, running.images, running.videos)  # type: ignore[attr-defined]
             row = engine._lanes.first_row_of(slot)
             checks.compare_row(engine._lanes, row, prefix, progress.token_ids[:-1])
             num_compared += 1

@@ -15,7 +15,7 @@ CAUGHT = (AssertionError, IndexError, RuntimeError, ValueError)
 
 def each(faults: Sequence[Fault]) -> pytest.MarkDecorator:
     """One test for each pair of a fault and the check that must find it."""
-    names = [f"{place}-{fault.__name__}" for place, (fault, _) in enumerate(faults)]
+    names = [f"{index}-{fault.__name__}" for index, (fault, _) in enumerate(faults)]
     return pytest.mark.parametrize(("fault", "check"), faults, ids=names)
 
 

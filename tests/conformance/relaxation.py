@@ -95,8 +95,8 @@ def check_honest(family: str, tree: str, rule: RelaxedRule, slots: int, temperat
         assert len(odd) == completion.telemetry.num_relaxed_accepts, (request.sample_id, odd)
         assert not [pair for pair in odd if special & set(pair)], odd
     telemetries = [completion.telemetry for completion in done.values()]
-    return sum(one.num_relaxed_accepts for one in telemetries), sum(
-        one.num_accepted_draft_tokens for one in telemetries
+    return sum(telemetry.num_relaxed_accepts for telemetry in telemetries), sum(
+        telemetry.num_accepted_draft_tokens for telemetry in telemetries
     )
 
 
@@ -112,8 +112,8 @@ def own_choices(family: str, request: Request, completion: Completion) -> list[i
         scores = torch.cat([scores, rest.logits[0]])
     if request.sampling.temperature > 0:
         key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
-        places = torch.arange(scores.shape[0])
-        noise = Noise(key, torch.zeros(1, dtype=torch.long)).gumbel(Stream.TOKEN, places, scores.shape[1])
+        positions = torch.arange(scores.shape[0])
+        noise = Noise(key, torch.zeros(1, dtype=torch.long)).gumbel(Stream.TOKEN, positions, scores.shape[1])
         scores = scores / request.sampling.temperature + noise[0]
     choices: list[int] = scores.argmax(dim=-1).tolist()
     return choices
@@ -127,8 +127,12 @@ def check_independence(family: str, tree: str, make: Callable[[], RelaxedRule], 
         done = decode(family, tree, make(), slots, list(order))
         outputs.append(
             {
-                key: (one.token_ids, one.telemetry.acceptance_histogram, one.telemetry.num_relaxed_accepts)
-                for key, one in done.items()
+                key: (
+                    completion.token_ids,
+                    completion.telemetry.acceptance_histogram,
+                    completion.telemetry.num_relaxed_accepts,
+                )
+                for key, completion in done.items()
             }
         )
     assert outputs[0] == outputs[1] == outputs[2]

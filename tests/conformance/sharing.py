@@ -119,7 +119,7 @@ def check_images(method: str, kind: str, mode: str = "sampled-guided") -> int:
         engine = Engine(target, images.METHODS[method](target, kind), slots, 64)
         with pytest.MonkeyPatch.context() as patch:
             read = Read(patch, engine._lanes)
-            outputs.append({key: one.token_ids for key, one in checks.run(engine, wanted).items()})
+            outputs.append({key: completion.token_ids for key, completion in checks.run(engine, wanted).items()})
     assert outputs[0] == outputs[1], (method, kind)
     assert len(set(outputs[0].values())) == 6 or sampling.temperature == 0
     return read.whole
@@ -196,7 +196,9 @@ def check_drafts(method: str, family: str, wanted: Sequence[Request]) -> None:
         engine = Engine(toys.target(family), METHODS[method][0](family), slots, 160)
         with small_savings():
             done = checks.run(engine, wanted)
-        results.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
+        results.append(
+            {key: (completion.token_ids, completion.telemetry.acceptance_histogram) for key, completion in done.items()}
+        )
     assert sum(sum(taken[1:]) for _, taken in results[0].values()) > 0, "no draft was ever taken"
     assert sorted(results[0].items()) == sorted(results[1].items()), (method, family)
 
@@ -204,18 +206,20 @@ def check_drafts(method: str, family: str, wanted: Sequence[Request]) -> None:
 def check_states(family: str, wanted: Sequence[Request] = ()) -> int:
     """Rows and states behind a stem equal those of whole prompts; returns the number of continuations."""
     target = toys.target(family)
-    prompts = [[target.encode(one.prompt, one.images, one.videos)] for one in wanted or questions(family)]
+    prompts = [
+        [target.encode(request.prompt, request.images, request.videos)] for request in wanted or questions(family)
+    ]
     slots = SlotBatch(torch.arange(len(prompts)), tuple(range(len(prompts))), (0,) * len(prompts))
     together, alone = (target.lanes(len(prompts), 1, 160) for _ in range(2))
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch, small_savings():
         read = Read(patch, together)
-        one = together.admit(slots, prompts)
+        states = together.admit(slots, prompts)
         other = alone.admit(slots, [[replace(prompt)] for (prompt,) in prompts])
-    torch.testing.assert_close(one.last, other.last, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(states.last, other.last, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(together.cache.lens, alone.cache.lens)
     torch.testing.assert_close(together.delta, alone.delta)
     for row, (prompt,) in enumerate(prompts):
-        torch.testing.assert_close(one.hidden_of(row), other.hidden_of(row), atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(states.hidden_of(row), other.hidden_of(row), atol=2e-4, rtol=1e-4)
         checks.compare_row(together, row, prompt, ())
     return read.behind
 
@@ -225,6 +229,6 @@ def check_picture_last(family: str) -> None:
     words = " ".join(f"w{5 + i}" for i in range(30))
     text, pictures = toys.prompt(family, 2)
     assert pictures
-    place = text.index(toys.FAMILIES[family].placeholder)
-    wanted = [Request(str(i), f"{words} w{20 + i} {text[place:]}", pictures) for i in range(3)]
+    position = text.index(toys.FAMILIES[family].placeholder)
+    wanted = [Request(str(i), f"{words} w{20 + i} {text[position:]}", pictures) for i in range(3)]
     assert check_states(family, wanted) == 0

@@ -134,13 +134,13 @@ class Processor(LogitsProcessor):
 def requests(sampling: Sampling) -> tuple[tuple[Request, str], ...]:
     """Requests and the names of their grammars: all of `FORMATS` in turn, and every fifth without one."""
     names = [*FORMATS, ""]
-    asked = [(names[place % 5], PROMPTS[place % 4]) for place in range(10)]
+    asked = [(names[index % 5], PROMPTS[index % 4]) for index in range(10)]
     return tuple(
         (
-            Request(f"r{place}", prompt, sampling=sampling, seed=3, grammar=grammar(name) if name else None),
+            Request(f"r{index}", prompt, sampling=sampling, seed=3, grammar=grammar(name) if name else None),
             name,
         )
-        for place, (name, prompt) in enumerate(asked)
+        for index, (name, prompt) in enumerate(asked)
     )
 
 
@@ -149,7 +149,7 @@ def expected(sampling: Sampling) -> dict[str, tuple[int, ...]]:
     """Tokens of the target alone: `generate` for greedy requests, the reference loop for sampled ones."""
     target = model("text_target")
     oracle = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "text_target", dtype=torch.float32).eval()
-    found = {}
+    outputs = {}
     for request, name in requests(sampling):
         inputs = target.front_end.encode(request.prompt, ())
         length = inputs["input_ids"].shape[1]
@@ -162,8 +162,8 @@ def expected(sampling: Sampling) -> dict[str, tuple[int, ...]]:
                 **inputs, max_new_tokens=limit, do_sample=False, logits_processor=LogitsProcessorList(own)
             )
             tokens = out[0, length:].tolist()
-        found[request.sample_id] = tuple(tokens)
-    return found
+        outputs[request.sample_id] = tuple(tokens)
+    return outputs
 
 
 def decode(

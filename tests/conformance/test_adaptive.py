@@ -90,7 +90,7 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls() -> None:
 
 
 @pytest.mark.parametrize(("tree", "drafter"), [("sage_deep", "perturbed"), ("sage_online", "right")])
-def test_every_row_of_memory_equals_a_fresh_prefill(tree: str, drafter: str) -> None:
+def test_the_kv_cache_of_every_row_equals_a_fresh_prefill(tree: str, drafter: str) -> None:
     checks.check_cache("llava", tree, drafter)
 
 
@@ -107,12 +107,15 @@ def test_rejection_sampling_keeps_the_targets_distribution(tree: str, drafter: s
     assert checks.joint_of_two_tokens(checks.TREES[tree], Rejection(), 3000, drafter) < 2.1
 
 
-def test_the_target_as_its_own_drafter_is_taken_to_the_trees_end() -> None:
+def test_drafts_of_the_target_itself_are_accepted_to_the_depth_of_the_tree() -> None:
     method = Method(checks.make_drafter("right", "llama"), SageTree(DEEP), Exact())
     wanted = [
-        replace(one, sampling=Sampling(max_new_tokens=40, ignore_eos=True)) for one in checks.requests("llama", 5)
+        replace(request, sampling=Sampling(max_new_tokens=40, ignore_eos=True))
+        for request in checks.requests("llama", 5)
     ]
-    taken = [one.telemetry for one in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()]
+    taken = [
+        completion.telemetry for completion in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()
+    ]
     # All first children are right, so a step accepts as many drafts as its tree is deep.
     for result in taken:
         depth = result.extras["tree_depth_mean"]

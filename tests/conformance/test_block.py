@@ -11,8 +11,8 @@ from decoding.trees import Chain
 from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import block, checks
+from tests.conformance.catch_up import LONG, MIXED
 from tests.conformance.erratic import unsettled
-from tests.conformance.resting import LONG, MIXED
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_the_cache_equals_a_fresh_encoding_after_every_step(family: str, tree: s
     block.check_memory(block.make_engine(family, tree, 3), family, checks.requests(family, 10))
 
 
-def resting_engine(pattern: list[int], family: str = "llama") -> Engine:
+def engine_with_pauses(pattern: list[int], family: str = "llama") -> Engine:
     target = toys.target(family)
     method = Method(block.make_drafter(family, target), Chain(4), Exact())
     return Engine(target, unsettled(method, pattern=pattern), 3, 128)
@@ -49,31 +49,31 @@ def test_drafts_and_cache_are_right_after_any_number_of_steps_without_drafts(
     monkeypatch.setattr(missed, "WIDEST", widest)
     monkeypatch.setattr("decoding.drafters.model.WIDEST", widest)
     wanted = checks.requests("llama", 5, Sampling(ignore_eos=True), longest=34)
-    engine = resting_engine(pattern)
+    engine = engine_with_pauses(pattern)
     counted = block.watch_drafts(engine, "llama")
     checks.run(engine, wanted)
     assert counted[0] > 5
-    block.check_memory(resting_engine(pattern), "llama", wanted)
+    block.check_memory(engine_with_pauses(pattern), "llama", wanted)
 
 
-def test_one_forward_drafts_all_levels_and_a_drafter_that_rests_runs_none() -> None:
+def test_one_forward_drafts_all_levels_and_a_drafter_that_is_off_runs_none() -> None:
     engine = block.make_engine("llama", "chain", 1)
     done = checks.run(engine, checks.requests("llama", 3))
-    for one in done.values():
-        assert one.telemetry.drafter_forwards <= one.telemetry.num_spec_steps
+    for completion in done.values():
+        assert completion.telemetry.drafter_forwards <= completion.telemetry.num_spec_steps
     assert engine.method.drafter.num_forwards > 0
-    engine = resting_engine([0])
+    engine = engine_with_pauses([0])
     done = checks.run(engine, checks.requests("llama", 4))
     assert engine.method.drafter.num_forwards == 0
-    assert all(one.telemetry.num_draft_tokens == 0 for one in done.values())
+    assert all(completion.telemetry.num_draft_tokens == 0 for completion in done.values())
 
 
 @pytest.mark.parametrize("pattern", [[4], [0, 0, 2], LONG], ids=str)
-def test_a_prompt_that_fails_late_costs_its_row_the_drafts_and_no_other_row_anything(
+def test_a_prompt_that_fails_late_disables_drafts_of_its_row_only(
     pattern: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = checks.requests("llama", 5, Sampling(ignore_eos=True), longest=34)
-    engine = resting_engine(pattern)
+    engine = engine_with_pauses(pattern)
     drafter = engine.method.drafter
 
     def refused(request, prefill_output):  # type: ignore[no-untyped-def]

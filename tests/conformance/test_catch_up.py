@@ -23,8 +23,8 @@ from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import checks, heads
+from tests.conformance.catch_up import LONG, MIXED, check_chains, late_engine, long_requests, unsettled_engine
 from tests.conformance.erratic import Erratic, unsettled
-from tests.conformance.resting import LONG, MIXED, check_chains, late_engine, long_requests, unsettled_engine
 
 pytestmark = pytest.mark.slow
 
@@ -39,19 +39,19 @@ def test_a_models_drafts_are_those_of_the_whole_text_after_any_pattern(pattern: 
     check_chains(pattern)
 
 
-def test_drafts_were_compared_after_long_rests() -> None:
+def test_drafts_after_many_steps_without_drafting_are_compared() -> None:
     assert check_chains(LONG) > 10
 
 
 @pytest.mark.parametrize("widest", [2, 4, missed.WIDEST])
-def test_what_does_not_fit_into_one_forward_is_run_in_several(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_exceed_one_forward_are_caught_up_in_several(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missed, "WIDEST", widest)
     assert check_chains(LONG) > 10
 
 
 @pytest.mark.parametrize("pattern", [LONG, MIXED, [1, 0]], ids=str)
 @pytest.mark.parametrize("family", ["llama", "llava"])
-def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: str, pattern: list[int]) -> None:
+def test_the_drafters_kv_cache_equals_a_fresh_prefill_after_every_draft(family: str, pattern: list[int]) -> None:
     engine, drafter = unsettled_engine(pattern, family)
     for request in checks.requests(family, 9):
         engine.submit(request)
@@ -74,47 +74,51 @@ def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: 
     assert num_compared > 5
 
 
-def test_a_prompt_is_read_when_it_is_first_drafted_for_and_never_where_that_does_not_happen() -> None:
+def test_the_drafter_runs_no_forward_without_drafts() -> None:
     engine, drafter = unsettled_engine([0])
     done = checks.run(engine, checks.requests("llama", 6))
     assert drafter.num_forwards == 0
-    assert all(one.telemetry.drafter_forwards == 0 for one in done.values())
-    assert all(one.telemetry.num_draft_tokens == 0 for one in done.values())
-    extras = [one.telemetry.extras["controller"] for one in done.values() if one.telemetry.extras]
+    assert all(completion.telemetry.drafter_forwards == 0 for completion in done.values())
+    assert all(completion.telemetry.num_draft_tokens == 0 for completion in done.values())
+    extras = [completion.telemetry.extras["controller"] for completion in done.values() if completion.telemetry.extras]
     assert {result["levels_max"] for result in extras} == {0}
     assert sum(result["num_off_steps"] for result in extras) > 10
 
 
-def test_a_drafter_that_rests_makes_no_prompts() -> None:
+def test_a_drafter_that_is_off_prepares_no_prompts() -> None:
     engine, drafter = unsettled_engine([0], "llava")
     made = count_prompts(drafter)
     checks.run(engine, checks.requests("llava", 6))
     assert made == []
     engine, drafter = unsettled_engine([4], "llava")
     made = count_prompts(drafter)
-    going = [one for one in checks.run(engine, checks.requests("llava", 6)).values() if len(one.token_ids) > 1]
-    assert sorted(made) == sorted(one.sample_id for one in going)
+    going = [
+        completion
+        for completion in checks.run(engine, checks.requests("llava", 6)).values()
+        if len(completion.token_ids) > 1
+    ]
+    assert sorted(made) == sorted(completion.sample_id for completion in going)
 
 
 @pytest.mark.parametrize("refused", [{"sample-1", "sample-3"}, {f"sample-{number}" for number in range(5)}], ids=len)
 @pytest.mark.parametrize("pattern", [[4], [0, 0, 2], LONG], ids=str)
-def test_a_prompt_that_the_drafter_refuses_late_costs_its_row_the_drafts_and_no_other_row_anything(
+def test_a_prompt_that_the_drafter_refuses_late_disables_drafts_of_its_row_only(
     pattern: list[int], refused: set[str]
 ) -> None:
     wanted = long_requests()
     expected = checks.run(unsettled_engine([0])[0], wanted)
     engine, drafter = unsettled_engine(pattern)
     count_prompts(drafter, refused)
-    found = list(engine.run(wanted))
-    done = {one.sample_id: one for one in found}
-    assert len(found) == len(done) == len(expected)
-    for name, one in done.items():
-        assert one.error is None
-        assert one.token_ids == expected[name].token_ids
-        assert one.telemetry.degraded == (name in refused)
+    completions = list(engine.run(wanted))
+    done = {completion.sample_id: completion for completion in completions}
+    assert len(completions) == len(done) == len(expected)
+    for name, completion in done.items():
+        assert completion.error is None
+        assert completion.token_ids == expected[name].token_ids
+        assert completion.telemetry.degraded == (name in refused)
         if name in refused:
-            assert one.telemetry.num_draft_tokens == 0
-            assert one.telemetry.extras["drafter_error"] == "prompt_refused: the drafter's side: no such words"
+            assert completion.telemetry.num_draft_tokens == 0
+            assert completion.telemetry.extras["drafter_error"] == "prompt_refused: the drafter's side: no such words"
     assert engine._slots.free == [0, 1, 2]
 
 
@@ -152,7 +156,7 @@ def test_a_heads_drafts_are_those_of_a_slow_head_after_any_pattern(
 @pytest.mark.parametrize(
     ("kind", "widest"), [("eagle", 2), ("eagle", 4), ("eagle", missed.WIDEST), ("vispec", 2), ("vispec", missed.WIDEST)]
 )
-def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
+def test_the_heads_kv_cache_equals_a_fresh_encoding_after_every_draft(
     kind: str, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(missed, "WIDEST", widest)
@@ -161,7 +165,7 @@ def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
     heads.check_memory("llava", "dynamic", kind=kind)
 
 
-def test_a_look_up_knows_the_text_whatever_was_off() -> None:
+def test_lookup_tracks_the_text_through_steps_without_drafts() -> None:
     drafter = LookupDrafter()
     engine = Engine(toys.target("llama"), unsettled(Method(drafter, Chain(4), Exact()), pattern=MIXED), 3, 128)
     for request in checks.requests("llama", 6):
@@ -184,9 +188,9 @@ def test_the_engine_counts_missed_tokens_including_prompts() -> None:
     controller = engine.method.controller
     assert isinstance(controller, Erratic)
     output = [outcome.num_missed for outcome in controller.outcomes]
-    assert all(missed == 0 for missed, one in zip(output, controller.outcomes, strict=True) if not one.levels)
+    assert all(missed == 0 for missed, outcome in zip(output, controller.outcomes, strict=True) if not outcome.levels)
     assert max(output) > 11 * 2, "eleven steps of several rows were missed"
-    lengths = [len(toys.front_end("llama").encode(one.prompt, ())["input_ids"][0]) for one in long_requests()]
+    lengths = [len(toys.front_end("llama").encode(request.prompt, ())["input_ids"][0]) for request in long_requests()]
     assert sum(outcome.prefill.num_tokens for outcome in controller.outcomes) == sum(lengths)
 
 

@@ -35,6 +35,6 @@ def test_rejection_accepts_everything_when_drafter_and_target_agree() -> None:
     assert result.num_accepted_draft_tokens == result.num_draft_tokens > 0
 
 
-def test_rejection_takes_far_less_from_an_unrelated_drafter() -> None:
+def test_rejection_accepts_far_fewer_drafts_of_an_unrelated_drafter() -> None:
     result = checks.run_rejection("wrong", Sampling(temperature=1.0, max_new_tokens=20))
     assert result.draft_acceptance_rate < 0.3

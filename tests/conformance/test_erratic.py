@@ -43,7 +43,9 @@ def check_method(name: str, mode: str, seed: int) -> Engine:
     drafted = [bool(outcome.levels) for outcome in outcomes]
     assert drafted.count(False) >= 2, "the drafter was off in fewer than two steps"
     assert drafted.count(True) >= 2, "the drafter was on in fewer than two steps"
-    assert all(one <= most for result in outcomes for one, most in zip(result.accepted, result.offered, strict=True))
+    assert all(
+        accepted <= most for result in outcomes for accepted, most in zip(result.accepted, result.offered, strict=True)
+    )
     return engine
 
 

@@ -45,7 +45,7 @@ def test_sampled_output_equals_plain_sampling_under_shared_noise(family: str, tr
 
 
 @pytest.mark.parametrize(("family", "tree"), [*((family, "ragged") for family in FAMILIES), ("qwen2_5_vl", "chain")])
-def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str) -> None:
+def test_the_kv_cache_of_every_row_equals_a_fresh_prefill(family: str, tree: str) -> None:
     checks.check_cache(family, tree, "perturbed")
 
 
@@ -86,7 +86,7 @@ def test_a_loaded_checkpoint_renders_its_own_chat_template(family: str, tmp_path
     assert front_end.render([{"role": "user", "content": content}]) == "<image> w4 w5 w7"
 
 
-def test_pictures_that_the_model_cannot_tell_apart_fail_their_row_alone() -> None:
+def test_indistinguishable_images_fail_only_their_row() -> None:
     pictures = (toys.picture(0, "qwen2_5_vl"), toys.picture(1, "qwen2_5_vl"))
     method = Method(NoDrafter(), checks.TREES["chain"](), Exact())
     engine = Engine(toys.target("qwen2_5_vl"), method, 4, 128)
@@ -118,7 +118,7 @@ def position_axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
 
 def deepstack_features_are_dropped(patch: pytest.MonkeyPatch) -> None:
     stack = reading.stack_deepstack
-    patch.setattr(reading, "stack_deepstack", lambda prefixes: [torch.zeros_like(one) for one in stack(prefixes)])
+    patch.setattr(reading, "stack_deepstack", lambda prefixes: [torch.zeros_like(prefix) for prefix in stack(prefixes)])
 
 
 def deepstack_features_go_to_another_row(patch: pytest.MonkeyPatch) -> None:

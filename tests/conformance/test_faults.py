@@ -62,7 +62,7 @@ def commit_goes_to_the_wrong_row(patch: Patch) -> None:
     patch.setattr(RaggedCache, "compact", lambda self, rows, *rest: compact(self, rows.flip(0), *rest))
 
 
-def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
+def drafter_omits_the_accepted_leaf(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
     def forget(self: Any, verification: Any, result: Any) -> None:
@@ -159,7 +159,7 @@ FAULTS: list[planted.Fault] = [
     (siblings_see_each_other, greedy()),
     (mask_lets_stale_columns_through, greedy()),
     (commit_goes_to_the_wrong_row, greedy()),
-    (drafter_forgets_the_accepted_leaf, greedy("chain", "right")),
+    (drafter_omits_the_accepted_leaf, greedy("chain", "right")),
     (drafter_keeps_refused_columns, lambda: checks.check_cache("llama", "chain", "perturbed")),
     (refill_keeps_the_old_seen_tokens, sampled()),
     (eos_inside_the_path_is_overrun, lambda: checks.check_eos_at_every_depth("llama", "chain")),

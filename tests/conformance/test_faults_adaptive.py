@@ -31,7 +31,7 @@ def padding_is_offered_as_drafts(patch: Patch) -> None:
     patch.setattr(SageTree, "finish", all_valid)
 
 
-def the_plan_of_one_row_serves_all(patch: Patch) -> None:
+def all_rows_use_the_plan_of_one_row(patch: Patch) -> None:
     plan = sage.plan_tree
 
     def first_only(probs: Any, alpha: Any, max_depth: Any, settings: Any) -> Any:
@@ -54,7 +54,7 @@ def the_bonus_token_counts_as_accepted(patch: Patch) -> None:
     )
 
 
-def look_up_forgets_what_was_accepted(patch: Patch) -> None:
+def lookup_omits_accepted_tokens(patch: Patch) -> None:
     patch.setattr(LookupDrafter, "commit", lambda self, verification, result: None)
 
 
@@ -68,14 +68,14 @@ def repeats() -> None:
 
 FAULTS: list[planted.Fault] = [
     (padding_is_offered_as_drafts, test_adaptive_steps.test_padding_is_masked_and_attends_only_to_itself),
-    (the_plan_of_one_row_serves_all, test_adaptive_steps.test_rows_of_one_batch_get_trees_of_their_own_shape),
-    (the_plan_of_one_row_serves_all, sampled_independence("sage_deep")),
+    (all_rows_use_the_plan_of_one_row, test_adaptive_steps.test_rows_of_one_batch_get_trees_of_their_own_shape),
+    (all_rows_use_the_plan_of_one_row, sampled_independence("sage_deep")),
     (a_refilled_slot_keeps_the_former_samples_tree, sampled_independence("sage_deep", "llama", 20)),
     (
         the_bonus_token_counts_as_accepted,
         test_adaptive_steps.test_history_lowers_and_raises_the_deepest_tree_once_its_window_is_full,
     ),
-    (look_up_forgets_what_was_accepted, repeats),
+    (lookup_omits_accepted_tokens, repeats),
 ]
 
 

@@ -63,8 +63,8 @@ def a_missed_feature_is_forgotten(patch: Patch) -> None:
     take = MissedTokens.take
 
     def fewer(self: Any, slots: Any) -> Any:
-        found = take(self, slots)
-        return None if found is None else (*found[:-1], (found[-1] - 1).clamp_min(0))
+        states = take(self, slots)
+        return None if states is None else (*states[:-1], (states[-1] - 1).clamp_min(0))
 
     patch.setattr(MissedTokens, "take", fewer)
 
@@ -91,7 +91,7 @@ def memory(tree: str) -> Callable[[], None]:
 
 
 def memory_after_rests() -> None:
-    block.check_memory(test_block.resting_engine([0, 2, 0, 0, 4, 1, 0]), "llama", checks.requests("llama", 10))
+    block.check_memory(test_block.engine_with_pauses([0, 2, 0, 0, 4, 1, 0]), "llama", checks.requests("llama", 10))
 
 
 FAULTS: list[planted.Fault] = [

@@ -42,7 +42,7 @@ def accepted_features_are_shifted_by_one(patch: Patch) -> None:
     patch.setattr(EagleDrafter, "commit", shifted)
 
 
-def levels_feed_on_the_roots_output(patch: Patch) -> None:
+def levels_read_the_output_of_the_root(patch: Patch) -> None:
     extend = EagleDrafter._extend
 
     def flat(self: Any, slots: Any, frontier: Any) -> Tensor:
@@ -86,7 +86,7 @@ def medusa_reads_the_roots_state_after_every_step(patch: Patch) -> None:
     patch.setattr(MedusaDrafter, "commit", stale)
 
 
-def picked_drafts_are_judged_as_if_drawn(patch: Patch) -> None:
+def deterministic_drafts_are_verified_as_sampled_ones(patch: Patch) -> None:
     grow, finish = DynamicTree.grow, DynamicTree.finish
     probs: list[Tensor] = []
 
@@ -174,14 +174,14 @@ FAULTS: list[planted.Fault] = [
     (prompt_features_are_shifted_by_one, memory),
     (accepted_features_are_shifted_by_one, memory),
     (image_columns_are_embedded_as_placeholders, memory_with_images),
-    (levels_feed_on_the_roots_output, drafts("eagle", "branching")),
+    (levels_read_the_output_of_the_root, drafts("eagle", "branching")),
     (origin_names_the_kept_node_instead_of_the_grown, lambda: checks_cache()),
     (features_come_from_another_layer, memory_of_eagle3),
     (draft_ids_are_taken_for_target_ids, recorded_chain),
     (pairs_of_three_axes_are_counted, memory_on_three_axes),
     (masks_see_later_masks, recorded_levels),
     (medusa_reads_the_roots_state_after_every_step, drafts("medusa")),
-    (picked_drafts_are_judged_as_if_drawn, picked_drafts_fit),
+    (deterministic_drafts_are_verified_as_sampled_ones, picked_drafts_fit),
 ]
 
 

@@ -20,7 +20,7 @@ from tests.conformance.planted import Patch
 pytestmark = pytest.mark.slow
 
 
-def padding_is_seen(patch: Patch) -> None:
+def padding_is_attended(patch: Patch) -> None:
     mask = reading.mask_padding
     patch.setattr(reading, "mask_padding", lambda padding: mask(torch.zeros_like(padding)))
 
@@ -49,9 +49,9 @@ def rows_and_columns_of_the_image_are_swapped(patch: Patch) -> None:
     forward = rotary.GridRotary.forward
 
     def swapped(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        place = position_ids - self.num_condition_tokens
-        turned = place % self.grid * self.grid + place // self.grid + self.num_condition_tokens
-        return forward(self, x, torch.where(place >= 0, turned, position_ids))
+        position = position_ids - self.num_condition_tokens
+        turned = position % self.grid * self.grid + position // self.grid + self.num_condition_tokens
+        return forward(self, x, torch.where(position >= 0, turned, position_ids))
 
     patch.setattr(rotary.GridRotary, "forward", swapped)
 
@@ -72,7 +72,7 @@ def equal(
 
 
 def walked(kind: str = "text") -> Callable[[], object]:
-    return lambda: test_images.test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(kind)
+    return lambda: test_images.test_all_drafts_of_an_exact_drafter_are_accepted_to_the_last_code(kind)
 
 
 def interval_of_drafts() -> None:
@@ -80,7 +80,7 @@ def interval_of_drafts() -> None:
 
 
 FAULTS: list[planted.Fault] = [
-    (padding_is_seen, equal()),
+    (padding_is_attended, equal()),
     (lanes_are_swapped, equal()),
     (interval_counts_steps_instead_of_nodes, equal("sd-chain", mode="sampled-interval")),
     (refill_keeps_the_old_scale, equal(count=9)),

@@ -25,7 +25,7 @@ from tests.decoding.acceptance import test_neighbourhood as by_hand
 pytestmark = pytest.mark.slow
 
 
-def the_first_neighbour_beyond_the_bound_is_let_in(patch: Patch) -> None:
+def the_first_neighbour_beyond_the_bound_is_accepted(patch: Patch) -> None:
     find = Neighbourhood.members
 
     def one_more(self: Any, tokens: Tensor, own: Tensor, near: Tensor, probs: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def the_divergence_is_in_bits(patch: Patch) -> None:
     patch.setitem(WITHIN, "jsd", lambda own, moved, bound: nats(own, moved, bound * np.log(2)))
 
 
-def gathered_probability_is_forgotten(patch: Patch) -> None:
+def gathered_probability_is_ignored(patch: Patch) -> None:
     find = lantern._at_drafts
 
     def alone(verification: Any, tokens: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def gathered_probability_is_forgotten(patch: Patch) -> None:
     patch.setattr(lantern, "_at_drafts", alone)
 
 
-def a_draft_is_judged_by_what_follows_it(patch: Patch) -> None:
+def drafts_are_verified_with_the_logits_after_them(patch: Patch) -> None:
     find = lantern._at_drafts
 
     def own_node(verification: Any, tokens: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def every_sibling_that_passes_is_followed(patch: Patch) -> None:
 
 
 def the_targets_draw_ignores_the_shared_noise(patch: Patch) -> None:
-    patch.setattr(relaxed, "target_choice", lambda one: one.processed_logits.argmax(dim=-1))
+    patch.setattr(relaxed, "target_choice", lambda verification: verification.processed_logits.argmax(dim=-1))
 
 
 def the_residual_keeps_the_neighbours(patch: Patch) -> None:
@@ -83,7 +83,7 @@ def the_residual_keeps_the_neighbours(patch: Patch) -> None:
     patch.setattr(residual.PaperResidual, "weigh", kept)
 
 
-def the_residual_forgets_the_drafter(patch: Patch) -> None:
+def the_residual_ignores_the_drafters_distribution(patch: Patch) -> None:
     weigh = residual.PaperResidual.weigh
 
     def certain(self: Any, trial: Any) -> tuple[Tensor, Tensor]:
@@ -103,15 +103,15 @@ def slow_loop() -> None:
 
 FAULTS: list[planted.Fault] = [
     (
-        the_first_neighbour_beyond_the_bound_is_let_in,
+        the_first_neighbour_beyond_the_bound_is_accepted,
         by_hand.test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would,
     ),
-    (k_does_not_count_the_draft, by_hand.test_k_counts_the_draft_or_does_not),
-    (the_divergence_is_in_bits, by_hand.test_the_closed_forms_find_what_the_definition_finds),
-    (gathered_probability_is_forgotten, slow_loop),
-    (a_draft_is_judged_by_what_follows_it, slow_loop),
+    (k_does_not_count_the_draft, by_hand.test_k_counts_the_draft_if_k_counts_draft_is_set),
+    (the_divergence_is_in_bits, by_hand.test_the_closed_forms_give_the_neighbours_of_the_definition),
+    (gathered_probability_is_ignored, slow_loop),
+    (drafts_are_verified_with_the_logits_after_them, slow_loop),
     (
-        a_draft_is_judged_by_what_follows_it,
+        drafts_are_verified_with_the_logits_after_them,
         lambda: on_images.test_every_code_against_the_targets_choice_was_close_to_it_and_counted(
             "sampled-guided", "chain"
         ),
@@ -126,7 +126,7 @@ FAULTS: list[planted.Fault] = [
     ),
     (the_residual_keeps_the_neighbours, siblings_in_turn),
     (
-        the_residual_forgets_the_drafter,
+        the_residual_ignores_the_drafters_distribution,
         lambda: residuals.test_drawn_siblings_lead_to_the_distribution_worked_out_by_hand(1, "paper", "tvd", 0.21),
     ),
 ]

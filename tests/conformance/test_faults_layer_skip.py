@@ -42,16 +42,16 @@ def layers_have_the_cache_of_their_new_index(patch: Patch) -> None:
 
 
 def drafted_siblings_see_each_other(patch: Patch) -> None:
-    place = layer_skip_drafter.ScratchNodes.place
+    index_of = layer_skip_drafter.ScratchNodes.place
 
     def everything(self: Any, frontier: Any) -> Any:
-        depth, sees, start = place(self, frontier)
+        depth, sees, start = index_of(self, frontier)
         return depth, torch.ones_like(sees), start
 
     patch.setattr(layer_skip_drafter.ScratchNodes, "place", everything)
 
 
-def only_the_trees_nodes_have_room(patch: Patch) -> None:
+def scratch_positions_exclude_those_of_the_drafter(patch: Patch) -> None:
     patch.setattr(TreePolicy, "num_scratch", lambda self, shares_cache: self.max_nodes)
 
 
@@ -70,7 +70,7 @@ FAULTS: list[planted.Fault] = [
     (a_list_of_layers_is_taken_as_a_number, lambda: layer_skip.check_drafts("deep", [0, 3], "chain")),
     (layers_have_the_cache_of_their_new_index, lambda: layer_skip.check_drafts("deep", [2, 3], "chain")),
     (drafted_siblings_see_each_other, lambda: layer_skip.check_drafts("deep", [0, 1], "branching")),
-    (only_the_trees_nodes_have_room, lambda: layer_skip.check_full_context("wide")),
+    (scratch_positions_exclude_those_of_the_drafter, lambda: layer_skip.check_full_context("wide")),
     (the_unconditional_lane_is_not_drafted, lambda: layer_skip.check_image_drafts("text", "chain")),
 ]
 

@@ -36,12 +36,12 @@ def relaxed_drafts_are_not_counted(patch: Patch) -> None:
     patch.setattr(
         relaxed.RelaxedRule,
         "accept",
-        lambda self, one: replace(v := accept(self, one), relaxed=torch.zeros_like(v.relaxed)),
+        lambda self, verification: replace(v := accept(self, verification), relaxed=torch.zeros_like(v.relaxed)),
     )
 
 
 def the_targets_choice_ignores_the_shared_noise(patch: Patch) -> None:
-    patch.setattr(relaxed, "target_choice", lambda one: one.processed_logits.argmax(dim=-1))
+    patch.setattr(relaxed, "target_choice", lambda verification: verification.processed_logits.argmax(dim=-1))
 
 
 def visual_states_belong_to_the_row_instead_of_the_slot(patch: Patch) -> None:

@@ -35,7 +35,7 @@ def the_last_column_is_not_copied(patch: Patch) -> None:
     patch.setattr(RaggedCache, "copy", lambda self, source, rows, n: copy(self, source, rows, n - 1))
 
 
-def pictures_are_left_out_of_the_key(patch: Patch) -> None:
+def images_are_not_part_of_the_key(patch: Patch) -> None:
     shown = content.Content.shown.__func__  # type: ignore[attr-defined]
     patch.setattr(
         content.Content, "shown", classmethod(lambda cls, images, videos, label=None: shown(cls, [], [], label))
@@ -76,7 +76,7 @@ def _behind(patch: Patch, wrong: Callable[[list[Prefix], list[int]], tuple[list[
     )
 
 
-def what_follows_is_at_positions_of_columns(patch: Patch) -> None:
+def tokens_after_the_stem_have_positions_of_columns(patch: Patch) -> None:
     def counted(rests: list[Prefix], starts: list[int]) -> tuple[list[Prefix], list[int]]:
         columns = [start + torch.arange(rest.length) for rest, start in zip(rests, starts, strict=True)]
         return [
@@ -88,13 +88,13 @@ def what_follows_is_at_positions_of_columns(patch: Patch) -> None:
 
 def stems_are_not_copied(patch: Patch) -> None:
     copy = prefill.PromptReader._copy
-    patch.setattr(prefill.PromptReader, "_copy", lambda self, sources, places, n: copy(self, places, places, n))
+    patch.setattr(prefill.PromptReader, "_copy", lambda self, sources, targets, n: copy(self, targets, targets, n))
 
 
 of = Prefix.of
 
 
-def features_of_layers_may_come_later(patch: Patch) -> None:
+def a_stem_precedes_features_that_are_added_in_layers(patch: Patch) -> None:
     # Ignores features that layers add: the first words are a stem although an image follows.
     common = prefill_batching._common_length
     patch.setattr(
@@ -140,13 +140,13 @@ def bounded() -> None:
 FAULTS: list[planted.Fault] = [
     (the_wrong_row_is_copied, outputs()),
     (the_last_column_is_not_copied, memory_of_one_prompt),
-    (pictures_are_left_out_of_the_key, pictures_alone),
+    (images_are_not_part_of_the_key, pictures_alone),
     (states_are_those_of_the_first_prompt, outputs()),
     (a_request_is_lost_between_two_groups, bounded),
     (a_stem_is_one_column_too_long, questions()),
-    (what_follows_is_at_positions_of_columns, questions()),
+    (tokens_after_the_stem_have_positions_of_columns, questions()),
     (stems_are_not_copied, questions()),
-    (features_of_layers_may_come_later, lambda: sharing.check_picture_last("qwen3_vl")),
+    (a_stem_precedes_features_that_are_added_in_layers, lambda: sharing.check_picture_last("qwen3_vl")),
     (pairs_of_all_samples_are_taken_for_the_firsts, memory_of_a_head),
 ]
 

@@ -76,8 +76,8 @@ def eos_is_allowed_before_the_end(patch: Patch) -> None:
     mask = Matcher._mask
 
     def early(self: Any) -> Any:
-        found = mask(self)
-        return None if found is None else found | self._vocabulary.eos_words
+        allowed = mask(self)
+        return None if allowed is None else allowed | self._vocabulary.eos_words
 
     patch.setattr(Matcher, "_mask", early)
 
@@ -97,7 +97,9 @@ def a_refilled_slot_keeps_the_old_state(patch: Patch) -> None:
 
 
 def relaxed_rules_ignore_the_mask(patch: Patch) -> None:
-    patch.setattr(relaxed, "legal_drafts", lambda one: torch.ones_like(one.tree.tokens, dtype=torch.bool))
+    patch.setattr(
+        relaxed, "legal_drafts", lambda verification: torch.ones_like(verification.tree.tokens, dtype=torch.bool)
+    )
 
 
 def equal(method: str, sampling: Any = GREEDY) -> Callable[[], None]:

@@ -17,8 +17,8 @@ from decoding.contracts import VerificationOutput
 from decoding.drafters import JacobiDrafter, SuffixDrafter
 from tests.conformance import planted
 from tests.conformance import test_training_free as contract
+from tests.conformance.catch_up import MIXED
 from tests.conformance.planted import Patch
-from tests.conformance.resting import MIXED
 from tests.decoding.drafters import test_jacobi, test_suffix
 
 pytestmark = pytest.mark.slow
@@ -71,11 +71,11 @@ def ngrams_cross_the_ends_of_outputs(patch: Patch) -> None:
 
 
 def accepts() -> None:
-    contract.test_choices_that_do_not_change_are_all_accepted(False)
+    contract.test_drafts_of_unchanged_choices_are_all_accepted(False)
 
 
 def text_of(drafter: str) -> Callable[[], None]:
-    return lambda: contract.test_the_text_is_known_whatever_depths_a_controller_chooses(drafter, MIXED)
+    return lambda: contract.test_training_free_drafters_track_the_text_at_every_depth(drafter, MIXED)
 
 
 def repeats() -> None:
@@ -84,7 +84,7 @@ def repeats() -> None:
 
 FAULTS: list[planted.Fault] = [
     (choices_are_drawn_without_noise, accepts),
-    (choices_are_drawn_without_noise, contract.test_hot_images_are_accepted_under_guidance),
+    (choices_are_drawn_without_noise, contract.test_jacobi_accepts_drafts_of_guided_images_at_high_temperature),
     (steps_without_drafts_are_forgotten, text_of("jacobi")),
     (steps_without_drafts_are_forgotten, text_of("suffix")),
     (rows_write_to_each_others_slots, text_of("jacobi")),

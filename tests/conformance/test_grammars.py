@@ -115,17 +115,17 @@ def test_rejection_sampling_under_a_grammar_has_the_distribution_of_the_masked_t
 def test_a_grammar_that_the_vocabulary_cannot_follow_fails_its_row_and_no_other() -> None:
     # The second character cannot be written: no token holds a byte of it.
     dead = grammars.Grammar(grammars.schema_source({"const": "aZ"}), grammars.vocabulary())
-    one, other = grammars.requests("llama", 2)
-    lost = Request("lost", one.prompt, one.images, one.sampling, grammar=dead)
+    first, other = grammars.requests("llama", 2)
+    lost = Request("lost", first.prompt, first.images, first.sampling, grammar=dead)
     for make in (methods.METHODS["plain"][0], methods.METHODS["sd-tree"][0], FORCED["grammar+model"]):
-        done = {c.sample_id: c for c in Engine(toys.target("llama"), make("llama"), 2, 160).run([lost, one, other])}
+        done = {c.sample_id: c for c in Engine(toys.target("llama"), make("llama"), 2, 160).run([lost, first, other])}
         error = done["lost"].error
         assert error is not None
         assert error.code == "grammar_failed"
         # A draft may be accepted before the dead end; the token after it then follows no grammar.
         assert re.search(r"no token .* continues the structure|does not continue the structure", error.message)
         assert done["lost"].finish_reason == "error"
-        for request in (one, other):
+        for request in (first, other):
             assert done[request.sample_id].token_ids == grammars.expected("llama", request)
 
 

@@ -41,7 +41,7 @@ def test_greedy_output_equals_generate(kind: str, family: str, tree: str, slots:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_refused_at_several_depths_and_younger_siblings_are_taken(kind: str) -> None:
+def test_drafts_are_rejected_at_several_depths_and_later_siblings_are_accepted(kind: str) -> None:
     rule = heads.check_greedy(kind, "llava", "dynamic", 4)
     assert len(rule.rejected_at) >= 2
     assert max(rule.ranks_taken) >= 1
@@ -74,7 +74,7 @@ def test_sampled_output_equals_plain_sampling_under_shared_noise(kind: str, fami
     list(SAMPLINGS),
     strength=1,
 )
-def test_a_samples_acceptance_is_the_one_it_has_alone(kind: str, tree: str, sampling: str) -> None:
+def test_acceptance_of_a_sample_in_a_batch_equals_its_acceptance_alone(kind: str, tree: str, sampling: str) -> None:
     heads.check_independence(kind, "llava", tree, SAMPLINGS[sampling])
 
 
@@ -105,7 +105,9 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, family:
         ("msd", "qwen2_5_vl", "chain"),
     ],
 )
-def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(kind: str, family: str, tree: str) -> None:
+def test_the_heads_kv_cache_equals_a_fresh_encoding_with_the_targets_features(
+    kind: str, family: str, tree: str
+) -> None:
     heads.check_memory(family, tree, kind=kind)
 
 
@@ -126,7 +128,7 @@ def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(kind
         ("medusa", "llava", "chain"),
     ],
 )
-def test_every_draft_is_the_one_that_a_slow_head_makes(kind: str, family: str, tree: str) -> None:
+def test_every_draft_equals_that_of_a_slow_head(kind: str, family: str, tree: str) -> None:
     heads.check_drafts(kind, family, tree)
 
 

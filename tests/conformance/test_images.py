@@ -28,7 +28,7 @@ def test_every_image_equals_the_slow_reference(method: str, kind: str, slots: in
 
 
 @pytest.mark.parametrize("kind", images.KINDS)
-def test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(kind: str) -> None:
+def test_all_drafts_of_an_exact_drafter_are_accepted_to_the_last_code(kind: str) -> None:
     """The drafter is the target: a chain of 5 accepts all drafts, and the image has exactly its codes."""
     target = images.target(kind)
     engine = Engine(target, Method(images.smaller(target, kind, noise=0.0), Chain(5), Exact()), 4, 64)
@@ -66,7 +66,7 @@ def test_guidance_changes_the_image() -> None:
     assert without["image-1"] == guided["image-1"], "the second sample's own scale is 1"
 
 
-def test_a_request_that_the_model_cannot_take_ends_in_an_error_and_the_others_go_on() -> None:
+def test_an_unsupported_request_fails_and_other_requests_are_decoded() -> None:
     target = images.target("text")
     engine = Engine(target, Method(images.eagle(target), Chain(3), Exact()), 2, 64)
     good = images.requests("text", 2, contract.MODES["greedy"])
@@ -131,7 +131,7 @@ def test_the_codes_keep_the_targets_distribution_under_guidance_and_top_k(rule: 
 
 
 @pytest.mark.slow
-def test_an_independent_drafter_keeps_it_too() -> None:
+def test_an_independent_drafter_keeps_the_targets_distribution_under_guidance() -> None:
     chained = contract.joint_of_three_codes(lambda of: Method(images.smaller(of, "small", 0.1), Chain(3), Rejection()))
     assert chained < LIMIT
 
@@ -153,7 +153,7 @@ class NoLook(TorchDispatchMode):
     "jacobi+lantern-zero", "jacobi-above", "jacobi-wide", "layer-skip-tree", "eagle3", "medusa", "sd-dynamic", "suffix"
 )
 @pytest.mark.parametrize("method", list(contract.METHODS))
-def test_a_guided_step_asks_the_device_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guided_step_does_not_synchronise_with_the_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
     def watched(*asked: Any) -> Any:
@@ -166,7 +166,7 @@ def test_a_guided_step_asks_the_device_nothing(method: str, monkeypatch: pytest.
     assert counted
 
 
-def test_a_look_at_the_device_would_be_seen() -> None:
+def test_the_check_finds_a_synchronisation_with_the_device() -> None:
     values = torch.arange(3)
     for look in (
         lambda: int(values[1]),

@@ -129,8 +129,8 @@ def test_residuals_at_zero_are_rejection_sampling_code_for_code(residual: str, t
     base = contract.MODES["sampled-guided"]
     target = images.target(KIND)
     wanted = [
-        replace(request, sampling=replace(request.sampling, temperature=0.0)) if place % 3 == 0 else request
-        for place, request in enumerate(images.requests(KIND, 4, base))
+        replace(request, sampling=replace(request.sampling, temperature=0.0)) if index % 3 == 0 else request
+        for index, request in enumerate(images.requests(KIND, 4, base))
     ]
     texts = []
     rules: list[Acceptance] = [
@@ -152,8 +152,10 @@ def test_lantern_plus_plus_accepts_more_than_rejection_sampling_does() -> None:
         _, done = decode(rule, "lantern++", sampling, slots=8, count=12)
         results.append([c.telemetry for c in done.values()])
     strict, loose = (
-        sum(one.num_accepted_draft_tokens for one in some) / sum(one.num_spec_steps for one in some) for some in results
+        sum(telemetry.num_accepted_draft_tokens for telemetry in some)
+        / sum(telemetry.num_spec_steps for telemetry in some)
+        for some in results
     )
     assert loose > strict
-    assert sum(one.num_relaxed_accepts for one in results[0]) == 0
-    assert sum(one.num_relaxed_accepts for one in results[1]) > 0
+    assert sum(telemetry.num_relaxed_accepts for telemetry in results[0]) == 0
+    assert sum(telemetry.num_relaxed_accepts for telemetry in results[1]) > 0

@@ -10,8 +10,8 @@ from decoding.drafters import LayerSkipDrafter
 from decoding.trees import Chain
 from tests import toys
 from tests.conformance import checks, layer_skip
+from tests.conformance.catch_up import LONG, MIXED
 from tests.conformance.erratic import unsettled
-from tests.conformance.resting import LONG, MIXED
 
 pytestmark = pytest.mark.slow
 

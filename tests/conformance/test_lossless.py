@@ -28,7 +28,9 @@ def test_greedy_output_equals_generate(family: str, tree: str, drafter: str, slo
 
 @pytest.mark.parametrize("tree", list(checks.TREES))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_perturbed_drafter_is_refused_at_every_depth_and_younger_siblings_are_taken(family: str, tree: str) -> None:
+def test_drafts_of_the_perturbed_drafter_are_rejected_at_every_depth_and_later_siblings_are_accepted(
+    family: str, tree: str
+) -> None:
     rule = checks.check_greedy(family, tree, "perturbed", 9, count=24)
     assert rule.rejected_at >= set(range(1, checks.TREES[tree]().max_levels + 1))
     if tree != "chain":
@@ -52,7 +54,7 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(family: str, tree:
 
 
 @tiers("family, drafter, tree", FAMILIES, [case for case in DRAFTERS if case[0] != "wrong"])
-def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str, drafter: str) -> None:
+def test_the_kv_cache_of_every_row_equals_a_fresh_prefill(family: str, tree: str, drafter: str) -> None:
     checks.check_cache(family, tree, drafter)
 
 

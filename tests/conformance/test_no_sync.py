@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 Parts = tuple[Callable[[Target, Target], Drafter], Callable[[], TreePolicy], Callable[[], Acceptance]]
 
 
-def one(target: Target, model: Target) -> Drafter:
+def one_model(target: Target, model: Target) -> Drafter:
     return ModelDrafter(model, [Full()], toys.VOCAB_SIZE)
 
 
@@ -74,32 +74,32 @@ def bush() -> TreePolicy:
 
 METHODS: dict[str, Parts] = {
     "plain": (lambda *_: NoDrafter(), lambda: Chain(1), Exact),
-    "chain": (one, lambda: Chain(4), Exact),
-    "tree": (one, bush, Exact),
-    "rejection": (one, bush, Rejection),
+    "chain": (one_model, lambda: Chain(4), Exact),
+    "tree": (one_model, bush, Exact),
+    "rejection": (one_model, bush, Rejection),
     "tabed": (ensemble("matches"), lambda: Chain(4), Exact),
     "tabed-window": (ensemble("inverse_linear", 4), bush, Exact),
     "tabed-random": (ensemble("random"), bush, Exact),
     "tabed-adaboost": (ensemble("adaboost", 2), bush, Exact),
-    "sage": (one, SageTree, Exact),
-    "sage-online": (one, OnlineSageTree, Exact),
-    "dynamic": (one, lambda: DynamicTree(4, 3, 16), Exact),
-    "dynamic-rejection": (one, lambda: DynamicTree(4, 3, 16), Rejection),
+    "sage": (one_model, SageTree, Exact),
+    "sage-online": (one_model, OnlineSageTree, Exact),
+    "dynamic": (one_model, lambda: DynamicTree(4, 3, 16), Exact),
+    "dynamic-rejection": (one_model, lambda: DynamicTree(4, 3, 16), Rejection),
     "lookup": (lambda *_: LookupDrafter(), bush, Exact),
     "jacobi": (lambda *_: JacobiDrafter(), lambda: Chain(4), Exact),
     "jacobi-above": (lambda *_: JacobiDrafter(grid=3), lambda: Chain(4), Typical),
     "suffix": (lambda *_: SuffixDrafter(), lambda: Chain(4), Exact),
-    "lvspec": (one, lambda: Chain(5), LVSpec),
-    "lvspec-tree": (one, lambda: StaticTree([(f, *(0,) * d) for f in (0, 1) for d in range(4)]), LVSpec),
-    "lvspec-before": (one, lambda: Chain(5), lambda: LVSpec(0.5, 3, True, "before")),
-    "fly": (one, lambda: Chain(6), Fly),
-    "fly-gate": (one, lambda: Chain(6), lambda: Fly(0.1, 0)),
-    "random": (one, bush, lambda: RandomRelaxation(0.5)),
-    "typical": (one, bush, Typical),
-    "lantern": (one, lambda: DynamicTree(4, 3, 16), lambda: Lantern(NEIGHBOURS, 20, 0.1)),
-    "lantern-jsd": (one, bush, lambda: Lantern(NEIGHBOURS, 9, 0.3, "jsd")),
-    "lantern-paper": (one, bush, lambda: LanternResidual(NEIGHBOURS, 9, 0.3)),
-    "lantern++": (one, bush, lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code")),
+    "lvspec": (one_model, lambda: Chain(5), LVSpec),
+    "lvspec-tree": (one_model, lambda: StaticTree([(f, *(0,) * d) for f in (0, 1) for d in range(4)]), LVSpec),
+    "lvspec-before": (one_model, lambda: Chain(5), lambda: LVSpec(0.5, 3, True, "before")),
+    "fly": (one_model, lambda: Chain(6), Fly),
+    "fly-gate": (one_model, lambda: Chain(6), lambda: Fly(0.1, 0)),
+    "random": (one_model, bush, lambda: RandomRelaxation(0.5)),
+    "typical": (one_model, bush, Typical),
+    "lantern": (one_model, lambda: DynamicTree(4, 3, 16), lambda: Lantern(NEIGHBOURS, 20, 0.1)),
+    "lantern-jsd": (one_model, bush, lambda: Lantern(NEIGHBOURS, 9, 0.3, "jsd")),
+    "lantern-paper": (one_model, bush, lambda: LanternResidual(NEIGHBOURS, 9, 0.3)),
+    "lantern++": (one_model, bush, lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code")),
     "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
     "layer-skip": (lambda *_: LayerSkipDrafter([0]), lambda: Chain(4), Exact),
     "layer-skip-dynamic": (lambda *_: LayerSkipDrafter([1]), lambda: DynamicTree(4, 3, 5), Exact),

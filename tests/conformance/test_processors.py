@@ -18,7 +18,9 @@ from tests import toys
 from tests.conformance import checks, methods
 
 MOST = toys.VOCAB_SIZE
-PAIRS = tuple((one, other) for one in range(4, MOST) for other in range(4, MOST) if (one + other) % 3 == 0)
+PAIRS = tuple(
+    (token_id, other) for token_id in range(4, MOST) for other in range(4, MOST) if (token_id + other) % 3 == 0
+)
 KINDS = {
     "penalty": Sampling(repetition_penalty=3.0),
     "ngrams of 1": Sampling(no_repeat_ngram_size=1),
@@ -52,19 +54,19 @@ METHODS = {
 def wanted(family: str, temperature: float = 0.0) -> tuple[Request, ...]:
     """Three requests of each kind in an order in which kinds alternate."""
     made = []
-    for place in range(3 * len(KINDS)):
-        kind = list(KINDS)[place % len(KINDS)]
-        text, images = toys.prompt(family, place)
-        options = replace(KINDS[kind], max_new_tokens=12 + (5 * place) % 13, temperature=temperature)
-        made.append(Request(f"{kind} {place}", text, images, options, seed=11))
+    for index in range(3 * len(KINDS)):
+        kind = list(KINDS)[index % len(KINDS)]
+        text, images = toys.prompt(family, index)
+        options = replace(KINDS[kind], max_new_tokens=12 + (5 * index) % 13, temperature=temperature)
+        made.append(Request(f"{kind} {index}", text, images, options, seed=11))
     return tuple(made)
 
 
 @cache
 def ends(family: str) -> frozenset[int]:
     """EOS, and tokens at which some texts end early."""
-    plain = [replace(one, sampling=Sampling(max_new_tokens=12)) for one in wanted(family)[:20:4]]
-    return frozenset([2, *(checks.generated(family, one, frozenset())[3] for one in plain)])
+    plain = [replace(request, sampling=Sampling(max_new_tokens=12)) for request in wanted(family)[:20:4]]
+    return frozenset([2, *(checks.generated(family, request, frozenset())[3] for request in plain)])
 
 
 def check(family: str, method: Method, temperature: float = 0.0, async_output: bool = False) -> float:
@@ -77,7 +79,7 @@ def check(family: str, method: Method, temperature: float = 0.0, async_output: b
     for request in requests:
         assert done[request.sample_id].token_ids == oracle(family, request, target.eos_ids), request.sample_id
         checks.check_telemetry(done[request.sample_id])
-    return sum(one.telemetry.mean_acceptance_length for one in done.values()) / len(done)
+    return sum(completion.telemetry.mean_acceptance_length for completion in done.values()) / len(done)
 
 
 @pytest.mark.slow_cases(
@@ -111,7 +113,7 @@ def test_every_kind_changes_some_text() -> None:
     changed = set()
     for request in wanted("llama"):
         plain = replace(request, sampling=Sampling(max_new_tokens=request.sampling.max_new_tokens))
-        outputs = [checks.generated("llama", one, ends("llama")) for one in (request, plain)]
+        outputs = [checks.generated("llama", each_request, ends("llama")) for each_request in (request, plain)]
         if outputs[0] != outputs[1]:
             changed.add(request.sample_id.rpartition(" ")[0])
     assert changed == KINDS.keys() - {"none"}
@@ -122,10 +124,10 @@ def test_relaxed_rules_accept_no_removed_token(rule: Acceptance) -> None:
     """They accept all drafts of a drafter that is usually wrong, and none that the processors remove."""
     target = toys.target("llama")
     options = Sampling(max_new_tokens=24, suppress_tokens=tuple(range(4, 30)), no_repeat_ngram_size=2)
-    requests = [replace(one, sampling=options) for one in wanted("llama")[:9]]
+    requests = [replace(request, sampling=options) for request in wanted("llama")[:9]]
     method = Method(checks.make_drafter("wrong", "llama"), checks.TREES["chain"](), rule)
     done = checks.run(Engine(target, method, 4, 160), requests)
-    assert sum(one.telemetry.num_relaxed_accepts for one in done.values()) > 30
+    assert sum(completion.telemetry.num_relaxed_accepts for completion in done.values()) > 30
     for request in requests:
         text = toys.front_end("llama").encode(request.prompt, ())["input_ids"][0].tolist()
         for token in done[request.sample_id].token_ids:
@@ -140,7 +142,7 @@ def test_a_token_that_the_target_lacks_fails_its_row_only() -> None:
         for name, token in (("good", 9), ("bad", MOST))
     )
     engine = Engine(toys.target("llama"), methods.METHODS["plain"][0]("llama"), 2, 64)
-    done = {one.sample_id: one for one in engine.run([bad, good])}
+    done = {completion.sample_id: completion for completion in engine.run([bad, good])}
     assert done["good"].error is None
     assert done["bad"].error is not None
     assert done["bad"].error.code == "prompt_refused"

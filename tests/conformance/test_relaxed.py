@@ -17,7 +17,7 @@ COVERING = (("chain", 4, 0.0), ("two-branches", 9, 0.8), ("ragged", 9, 0.0), ("c
 
 
 @tiers("name, tree, slots, temperature", list(relaxation.LOOSE), COVERING, strength=1)
-def test_what_differs_from_the_targets_choice_is_what_was_relaxed(
+def test_every_token_that_differs_from_the_targets_choice_is_counted_as_relaxed(
     name: str, tree: str, slots: int, temperature: float
 ) -> None:
     num_relaxed, num_accepted = relaxation.check_honest(FAMILY, tree, relaxation.LOOSE[name](), slots, temperature)

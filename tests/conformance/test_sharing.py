@@ -32,7 +32,7 @@ def test_drafters_that_read_the_targets_prefill_follow_every_sample(method: str)
     assert sharing.check_equal_prompts(method, "llama", 9, SAMPLED) == NUM_PROMPTS
 
 
-def test_slots_that_fall_free_one_by_one_share_what_is_admitted_together() -> None:
+def test_prefills_are_shared_also_if_slots_become_free_one_by_one() -> None:
     # Four slots: the first four samples have three prompts, and later ones come one or two at a time.
     assert NUM_PROMPTS < sharing.check_equal_prompts("sd-chain", "llava", 4) <= 9
 
@@ -61,7 +61,7 @@ def test_rows_and_states_behind_a_stem_are_those_of_a_whole_prompt(family: str) 
     assert sharing.check_states(family) == 9
 
 
-def test_features_that_layers_add_never_come_behind_a_stem() -> None:
+def test_prompts_whose_features_are_added_in_layers_are_prefilled_without_a_stem() -> None:
     sharing.check_picture_last("qwen3_vl")
 
 
@@ -76,7 +76,7 @@ def test_prompts_whose_attention_is_probed_are_run_whole() -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
-def test_heads_get_the_states_of_stem_and_rest(method: str) -> None:
+def test_heads_receive_the_states_of_shared_and_other_prompt_tokens(method: str) -> None:
     assert sharing.check_questions(method, "llama", 9, SAMPLED).behind == 9
 
 

@@ -48,8 +48,8 @@ def test_no_rule_accepts_a_forbidden_token(method: str, sampling: Sampling, rule
 def test_a_text_without_room_for_its_end_is_not_finished(method: str) -> None:
     short = Sampling(max_new_tokens=7)
     done = structures.decode(method, 3, [r for r, name in structures.requests(short) if name == "nested"])
-    assert {one.finish_reason for one in done.values()} == {"length"}
-    assert all(len(one.token_ids) == 7 for one in done.values())
+    assert {completion.finish_reason for completion in done.values()} == {"length"}
+    assert all(len(completion.token_ids) == 7 for completion in done.values())
 
 
 def test_forced_tokens_are_drafted_without_a_model() -> None:

@@ -16,8 +16,8 @@ from decoding.trees import Chain
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, images
+from tests.conformance.catch_up import MIXED
 from tests.conformance.erratic import unsettled
-from tests.conformance.resting import MIXED
 from tests.toys import images as image_toys
 
 pytestmark = pytest.mark.slow
@@ -46,11 +46,11 @@ def test_a_jacobi_draft_may_be_the_eos_or_follow_it() -> None:
     full = checks.run(jacobi_engine(target), [request])[request.sample_id].token_ids
     assert full == checks.referenced("llama", request, frozenset())
     ended_inside = 0
-    for place in range(12):
-        target.eos_ids = frozenset([full[place]])
-        one = replace(request, sampling=replace(HOT, ignore_eos=False))
-        done = checks.run(jacobi_engine(target), [one])[request.sample_id]
-        assert done.token_ids == full[: full.index(full[place]) + 1]
+    for index in range(12):
+        target.eos_ids = frozenset([full[index]])
+        hot = replace(request, sampling=replace(HOT, ignore_eos=False))
+        done = checks.run(jacobi_engine(target), [hot])[request.sample_id]
+        assert done.token_ids == full[: full.index(full[index]) + 1]
         checks.check_telemetry(done)
         ended_inside += done.telemetry.ended_inside_path
     assert ended_inside > 3
@@ -61,41 +61,43 @@ def jacobi_engine(target: Target, slots: int = 3, async_output: bool | None = No
 
 
 @pytest.mark.parametrize("async_output", [False, True])
-def test_choices_that_do_not_change_are_all_accepted(async_output: bool) -> None:
+def test_drafts_of_unchanged_choices_are_all_accepted(async_output: bool) -> None:
     """Where the noise decides, a position's choice is the same in every step, so every draft that a forward has reached
     is right, in refilled slots too. If c drafts of a window W are right, the step accepts c, and W − c choices remain
     as drafts of the next step: W / 2 drafts on average."""
-    wanted = [replace(one, sampling=HOT) for one in checks.requests("llama", 8)]
+    wanted = [replace(request, sampling=HOT) for request in checks.requests("llama", 8)]
     done = checks.run(jacobi_engine(toys.target("llama"), async_output=async_output), wanted)
     for request in wanted:
-        one = done[request.sample_id]
-        assert one.token_ids == checks.referenced("llama", request, frozenset())
-        assert one.telemetry.mean_acceptance_length > 2.9, one.telemetry.acceptance_histogram
-        assert one.telemetry.drafter_forwards == 0
+        completion = done[request.sample_id]
+        assert completion.token_ids == checks.referenced("llama", request, frozenset())
+        assert completion.telemetry.mean_acceptance_length > 2.9, completion.telemetry.acceptance_histogram
+        assert completion.telemetry.drafter_forwards == 0
 
 
-def test_hot_images_are_accepted_under_guidance() -> None:
+def test_jacobi_accepts_drafts_of_guided_images_at_high_temperature() -> None:
     wanted = image_toys.requests("class", 6, Sampling(temperature=60.0, guidance_scale=4.0))
     target = image_toys.target("class")
     plain = checks.run(Engine(target, images.METHODS["plain"](target, "class"), 3, 64), wanted)
     for method, least in (("jacobi", 2.9), ("jacobi-above", 3.6)):
         done = checks.run(Engine(target, images.METHODS[method](target, "class"), 3, 64), wanted)
-        assert {key: one.token_ids for key, one in done.items()} == {key: one.token_ids for key, one in plain.items()}
-        assert sum(one.telemetry.mean_acceptance_length for one in done.values()) / len(done) > least
+        assert {key: completion.token_ids for key, completion in done.items()} == {
+            key: completion.token_ids for key, completion in plain.items()
+        }
+        assert sum(completion.telemetry.mean_acceptance_length for completion in done.values()) / len(done) > least
 
 
 @pytest.mark.parametrize("pattern", [MIXED, [0], [5], [1, 5, 0, 3]], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_text_is_known_whatever_depths_a_controller_chooses(drafter: str, pattern: list[int]) -> None:
+def test_training_free_drafters_track_the_text_at_every_depth(drafter: str, pattern: list[int]) -> None:
     made = DRAFTERS[drafter]()
     method = unsettled(Method(made, Chain(WINDOW), Exact()), pattern=pattern)
     engine = Engine(toys.target("llama"), method, 3, 128)
-    wanted = [replace(one, sampling=replace(HOT, max_new_tokens=20)) for one in checks.requests("llama", 6)]
+    wanted = [replace(request, sampling=replace(HOT, max_new_tokens=20)) for request in checks.requests("llama", 6)]
     for request in wanted:
         engine.submit(request)
     num_compared, done = 0, {}
     while engine.has_work:
-        done |= {one.sample_id: one.token_ids for one in engine.step()}
+        done |= {completion.sample_id: completion.token_ids for completion in engine.step()}
         for slot, progress in enumerate(engine._slots.progress):
             if progress is None:
                 continue
@@ -126,13 +128,14 @@ def suffix_engine(slots: int = 3, async_output: bool | None = None) -> Engine:
 
 def again(wanted: list[Request]) -> list[Request]:
     """The same prompts and limits under other ids."""
-    return [replace(one, sample_id=f"again-{one.sample_id}") for one in wanted]
+    return [replace(request, sample_id=f"again-{request.sample_id}") for request in wanted]
 
 
 @pytest.mark.parametrize("async_output", [False, True])
 def test_texts_that_were_written_before_are_accepted(async_output: bool) -> None:
     wanted = [
-        replace(one, sampling=Sampling(max_new_tokens=32, ignore_eos=True)) for one in checks.requests("llama", 5)
+        replace(request, sampling=Sampling(max_new_tokens=32, ignore_eos=True))
+        for request in checks.requests("llama", 5)
     ]
     engine = suffix_engine(async_output=async_output)
     first, second = checks.run(engine, wanted), checks.run(engine, again(wanted))
@@ -144,27 +147,30 @@ def test_texts_that_were_written_before_are_accepted(async_output: bool) -> None
         assert after.telemetry.extras["suffix_shared_match_rate"] > 0.5
         assert after.telemetry.extras["suffix_match_tokens_mean"] > 3.0
     # Nothing had finished when the first texts began.
-    assert sum(one.telemetry.mean_acceptance_length for one in first.values()) < 5 * 3.0
+    assert sum(completion.telemetry.mean_acceptance_length for completion in first.values()) < 5 * 3.0
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 def test_tokens_do_not_depend_on_what_finished_before(sampling: Sampling) -> None:
     wanted = checks.requests("llama", 7, sampling)
-    others = [replace(one, sample_id=f"other-{one.sample_id}", seed=77) for one in checks.requests("llama", 9, SAMPLED)]
+    others = [
+        replace(request, sample_id=f"other-{request.sample_id}", seed=77)
+        for request in checks.requests("llama", 9, SAMPLED)
+    ]
     tokens, drafted = [], set()
     for before, slots, order in (([], 4, wanted), (others, 4, wanted), (again(wanted), 1, wanted[::-1])):
         engine = suffix_engine(slots)
         checks.run(engine, before)
         done = checks.run(engine, order)
-        tokens.append({key: one.token_ids for key, one in done.items()})
-        drafted.add(sum(one.telemetry.num_accepted_draft_tokens for one in done.values()))
+        tokens.append({key: completion.token_ids for key, completion in done.items()})
+        drafted.add(sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values()))
     assert tokens[0] == tokens[1] == tokens[2]
     for request in wanted:
         assert tokens[0][request.sample_id] == checks.referenced("llama", request, toys.target("llama").eos_ids)
     assert len(drafted) > 1, "the history has to change the drafts"
 
 
-def test_outputs_are_noted_in_the_order_in_which_they_end_and_failed_ones_are_not(
+def test_outputs_enter_the_corpus_in_the_order_in_which_they_finish_and_failed_ones_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, noted = suffix_engine(), []
@@ -172,9 +178,9 @@ def test_outputs_are_noted_in_the_order_in_which_they_end_and_failed_ones_are_no
     wanted = checks.requests("llama", 6)
     # One output ends with its first token, which the prefill gives.
     wanted[2] = replace(wanted[2], sampling=Sampling(max_new_tokens=1))
-    ended = [one.token_ids for one in engine.run(wanted)]
+    ended = [completion.token_ids for completion in engine.run(wanted)]
     assert noted == ended
     head = engine.target.head.forward
     monkeypatch.setattr(engine.target.head, "forward", lambda hidden: head(hidden) * torch.nan)
-    assert all(one.error for one in engine.run(again(wanted)))
+    assert all(completion.error for completion in engine.run(again(wanted)))
     assert noted == ended

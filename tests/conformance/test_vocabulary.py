@@ -97,7 +97,7 @@ def check(
 @pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tree", list(TREES))
 @pytest.mark.parametrize("tokens", [HALF, UNRELATED, [11]], ids=["half", "few", "one"])
-def test_the_output_is_the_targets_own_whatever_may_be_drafted(
+def test_the_output_is_the_targets_own_for_any_draft_vocabulary(
     tokens: Sequence[int], tree: str, sampling: Sampling | None
 ) -> None:
     offered, _ = check("perturbed", "llama", tree, tokens, sampling)
@@ -115,7 +115,7 @@ def test_every_drafter_with_an_output_layer_may_have_half_of_it(
     assert offered > accepted > 0
 
 
-def test_a_slice_that_never_holds_the_right_token_gives_plain_decoding() -> None:
+def test_a_draft_vocabulary_without_any_right_token_gives_plain_decoding() -> None:
     wanted = checks.requests("llama", 6, longest=20)
     values = {token for request in wanted for token in checks.generated("llama", request, toys.target("llama").eos_ids)}
     never = sorted(set(range(toys.VOCAB_SIZE)) - values)
@@ -125,7 +125,7 @@ def test_a_slice_that_never_holds_the_right_token_gives_plain_decoding() -> None
     assert accepted == 0
 
 
-def test_the_right_drafter_is_accepted_up_to_the_first_token_that_it_may_not_say() -> None:
+def test_the_targets_own_drafts_are_accepted_up_to_the_first_token_outside_the_draft_vocabulary() -> None:
     request = Request("one", toys.prompt("llama", 0)[0], (), Sampling(max_new_tokens=16))
     result = checks.generated("llama", request, frozenset())
     missing = result[4]
@@ -135,13 +135,13 @@ def test_the_right_drafter_is_accepted_up_to_the_first_token_that_it_may_not_say
     done = checks.run(engine, [request])["one"]
     assert done.token_ids == result
     # The prefill gives the first token; chains of 4 stop before each place of the missing token.
-    steps, place = [], 1
-    while place < len(result):
+    steps, index = [], 1
+    while index < len(result):
         accepted = 0
-        while accepted < 4 and place + accepted < len(result) - 1 and result[place + accepted] != missing:
+        while accepted < 4 and index + accepted < len(result) - 1 and result[index + accepted] != missing:
             accepted += 1
         steps.append(accepted)
-        place += accepted + 1
+        index += accepted + 1
     histogram = [steps.count(depth) for depth in range(5)]
     assert list(done.telemetry.acceptance_histogram) == histogram
     assert histogram[4] < len(steps)
@@ -161,14 +161,14 @@ def test_a_text_ends_at_an_eos_that_is_never_drafted(tree: str) -> None:
 
 @pytest.mark.parametrize("kind", ["right", "ensemble"])
 @pytest.mark.parametrize("tree", ["chain", "branching"])
-def test_rejection_sampling_at_temperature_zero_is_greedy_whatever_may_be_drafted(kind: str, tree: str) -> None:
+def test_rejection_sampling_at_temperature_zero_is_greedy_for_any_draft_vocabulary(kind: str, tree: str) -> None:
     check(kind, "llava" if kind == "ensemble" else "llama", tree, FEWER, rule=Rejection())
 
 
 @pytest.mark.parametrize("kind", ["perturbed", "ensemble"])
 @pytest.mark.parametrize("tokens", [FEWER, [11]], ids=["fewer", "one"])
 @pytest.mark.parametrize("tree", ["chain", "branching"])
-def test_rejection_sampling_draws_from_the_targets_distribution_whatever_may_be_drafted(
+def test_rejection_sampling_draws_from_the_targets_distribution_for_any_draft_vocabulary(
     tree: str, tokens: Sequence[int], kind: str
 ) -> None:
     assert joint(tree, tokens, kind) < 2.1

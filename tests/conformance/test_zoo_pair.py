@@ -60,13 +60,13 @@ def generated() -> dict[str, tuple[int, ...]]:
     """Output of transformers' `generate` for the target alone, one prompt at a time."""
     processor = AutoProcessor.from_pretrained(CHECKPOINTS / "caption_target")
     model = load_captioner(CHECKPOINTS, "target")
-    found = {}
+    results = {}
     for request in requests():
         pictures: dict[str, Any] = {"images": [list(request.images)]} if request.images else {}
         inputs = processor(text=[request.prompt], return_tensors="pt", **pictures)
         out = model.generate(**inputs, max_new_tokens=request.sampling.max_new_tokens, do_sample=False)
-        found[request.sample_id] = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
-    return found
+        results[request.sample_id] = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
+    return results
 
 
 def engine(tree: str | None, slots: int) -> Engine:

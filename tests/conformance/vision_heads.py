@@ -80,23 +80,23 @@ def fuse(network: FeatureStack, embed: Tensor, feature: Tensor, state: Tensor) -
 def inputs_of(network: FeatureStack, embeds: Tensor, states: Tensor, visual: list[bool], positions: Tensor) -> Inputs:
     """The inputs of a head for pairs of `embeds` and `states` (L, D), some of which are `visual`."""
     rows: list[Tensor] = []
-    places: list[int] = []
+    indices: list[int] = []
     state = torch.zeros(network.hidden_size)
     image: list[Tensor] = []
-    for place, is_visual in enumerate(visual):
+    for index, is_visual in enumerate(visual):
         if is_visual and isinstance(network, VispecNetwork):
-            image.append(embeds[place])
-            if place + 1 == len(visual) or not visual[place + 1]:
+            image.append(embeds[index])
+            if index + 1 == len(visual) or not visual[index + 1]:
                 outputs = compressed(network, torch.stack(image))
                 count = min(len(image), NUM_QUERIES - 1)
                 rows += outputs[:count]
-                places += range(place + 1 - count, place + 1)
+                indices += range(index + 1 - count, index + 1)
                 state, image = outputs[-1], []
             continue
         direct = is_visual and isinstance(network, MsdNetwork)
-        rows.append(embeds[place] if direct else fuse(network, embeds[place], states[place], state))
-        places.append(place)
-    return Inputs(torch.stack(rows), positions[..., places], state)
+        rows.append(embeds[index] if direct else fuse(network, embeds[index], states[index], state))
+        indices.append(index)
+    return Inputs(torch.stack(rows), positions[..., indices], state)
 
 
 def compressed(network: VispecNetwork, image: Tensor) -> Tensor:

@@ -16,16 +16,16 @@ from decoding.tree import DraftTree
 Probs = Sequence[float]
 
 
-def tvd(one: Probs, other: Probs) -> float:
-    return sum(abs(x - y) for x, y in zip(one, other, strict=True)) / 2
+def tvd(first: Probs, other: Probs) -> float:
+    return sum(abs(x - y) for x, y in zip(first, other, strict=True)) / 2
 
 
-def jsd(one: Probs, other: Probs) -> float:
+def jsd(first: Probs, other: Probs) -> float:
     def kl(x: Probs, y: Probs) -> float:
         return sum(a * math.log(a / b) for a, b in zip(x, y, strict=True) if a > 0)
 
-    middle = [(x + y) / 2 for x, y in zip(one, other, strict=True)]
-    return (kl(one, middle) + kl(other, middle)) / 2
+    middle = [(x + y) / 2 for x, y in zip(first, other, strict=True)]
+    return (kl(first, middle) + kl(other, middle)) / 2
 
 
 def distorted(q: Probs, draft: int, lenders: Sequence[int]) -> list[float]:

@@ -66,10 +66,10 @@ def step(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, nu
 
 def lines(tree: DraftTree, row: int) -> set[tuple[int, ...]]:
     """The valid drafts of a row, each as the tokens on its way from the root."""
-    found: list[tuple[int, ...]] = []
+    node_paths: list[tuple[int, ...]] = []
     for node, parent in enumerate(tree.parents[row].tolist()):
-        found.append((*found[parent], int(tree.tokens[row, node])) if parent >= 0 else ())
-    return {line for line, real in zip(found, tree.valid[row].tolist(), strict=True) if real and line}
+        node_paths.append((*node_paths[parent], int(tree.tokens[row, node])) if parent >= 0 else ())
+    return {line for line, real in zip(node_paths, tree.valid[row].tolist(), strict=True) if real and line}
 
 
 def test_rows_of_one_batch_get_trees_of_their_own_shape() -> None:
@@ -132,7 +132,7 @@ def test_history_lowers_and_raises_the_deepest_tree_once_its_window_is_full() ->
     assert step(policy, slots, root, 8, torch.tensor([0, 3]))[1].tolist() == [8, 8]
 
 
-def test_a_root_without_candidates_teaches_nothing() -> None:
+def test_a_root_without_candidates_does_not_change_the_next_plan() -> None:
     policy = SageTree()
     policy.open(blocks.spec())
     slots, root = blocks.slots(0), torch.tensor([SURE])
@@ -197,7 +197,7 @@ def test_an_online_tree_follows_the_distributions_that_it_meets() -> None:
 # --- look-up ---------------------------------------------------------------------------------------------------------
 
 
-def found(tokens: list[int], **options: Any) -> int | None:
+def match_position(tokens: list[int], **options: Any) -> int | None:
     text = torch.tensor([[*tokens, NO_TOKEN, NO_TOKEN]])
     start, num_matched = find_match(
         text,
@@ -211,20 +211,22 @@ def found(tokens: list[int], **options: Any) -> int | None:
 
 
 def test_the_longest_match_is_copied_and_among_equals_the_latest_or_first() -> None:
-    assert found([5, 6, 7, 8, 5, 6]) == 2
-    assert found([5, 6, 7, 9, 6, 7, 5, 6, 7]) == 3, "three tokens beat two nearer ones"
-    assert found([5, 6, 7, 9, 6, 7, 5, 6, 7], most=2) == 6
-    assert found([5, 6, 7, 9, 6, 7, 5, 6, 7], most=2, latest=False) == 3
-    assert found([5, 6, 7, 8]) is None
-    assert found([5, 6, 7, 6], least=2) is None
-    assert found([5]) is None
-    assert found([5, 5]) == 1
+    assert match_position([5, 6, 7, 8, 5, 6]) == 2
+    assert match_position([5, 6, 7, 9, 6, 7, 5, 6, 7]) == 3, "three tokens beat two nearer ones"
+    assert match_position([5, 6, 7, 9, 6, 7, 5, 6, 7], most=2) == 6
+    assert match_position([5, 6, 7, 9, 6, 7, 5, 6, 7], most=2, latest=False) == 3
+    assert match_position([5, 6, 7, 8]) is None
+    assert match_position([5, 6, 7, 6], least=2) is None
+    assert match_position([5]) is None
+    assert match_position([5, 5]) == 1
 
 
-def test_nothing_is_matched_across_or_copied_from_visual_columns() -> None:
-    assert found([5, NO_TOKEN, NO_TOKEN, 5]) is None, "a visual column follows the only match"
-    assert found([NO_TOKEN, 6, 7, NO_TOKEN, 6]) == 2
-    assert found([NO_TOKEN, 6, 7, NO_TOKEN, 6], least=2) is None, "visual columns equal nothing, not even each other"
+def test_lookup_neither_matches_across_visual_tokens_nor_copies_them() -> None:
+    assert match_position([5, NO_TOKEN, NO_TOKEN, 5]) is None, "a visual column follows the only match"
+    assert match_position([NO_TOKEN, 6, 7, NO_TOKEN, 6]) == 2
+    assert match_position([NO_TOKEN, 6, 7, NO_TOKEN, 6], least=2) is None, (
+        "visual columns equal nothing, not even each other"
+    )
 
 
 def admitted(prompts: list[list[int]], visual: list[list[bool]] | None = None) -> tuple[LookupDrafter, SlotBatch]:
@@ -267,7 +269,7 @@ def test_a_copy_runs_on_past_the_texts_end_and_a_row_without_a_match_drafts_noth
     assert tree.draft_probs[0, 0, 7] == 1.0, "a copied token is certain"
 
 
-def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
+def test_accepted_tokens_are_searched_from_the_next_step_on() -> None:
     drafter, slots = admitted([[5, 6, 7, 8, 5, 6], [5, 6, 7, 8]])
     policy = Chain(3)
     tree = drafted(drafter, policy, slots, torch.tensor([6, 8]), 3)
@@ -284,7 +286,7 @@ def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
     assert drafter.extras(1) == {"lookup_match_rate": 0.5, "lookup_match_tokens_mean": 1.0}
 
 
-def test_a_prompts_visual_columns_are_never_copied() -> None:
+def test_visual_tokens_of_a_prompt_are_never_copied() -> None:
     drafter, slots = admitted([[5, 3, 3, 6, 5]], [[False, True, True, False]])
     assert drafter._text[0, :6].tolist() == [5, NO_TOKEN, NO_TOKEN, 6, 5, NO_TOKEN]
     assert lines(drafted(drafter, Chain(3), slots, torch.tensor([5]), 3), 0) == set()

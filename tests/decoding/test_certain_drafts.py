@@ -27,7 +27,7 @@ def chi_square(counts: torch.Tensor, probs: list[float]) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_two_levels_of_picked_drafts_are_judged_without_bias() -> None:
+def test_two_levels_of_deterministic_drafts_are_verified_without_bias() -> None:
     """With three degrees of freedom the right distribution stays under 16.3 but once in a thousand."""
     tree = DraftTree(
         tokens=spread(TOKENS),

@@ -23,7 +23,7 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks
 from tests.conformance.methods import METHODS
-from tests.decoding.sick import SickDrafter
+from tests.decoding.failing_drafter import FailingDrafter
 
 pytestmark = pytest.mark.slow
 
@@ -36,12 +36,12 @@ def run(
 ) -> dict[str, Completion]:
     made = guarded(method)
     engine = Engine(toys.target(family), made, slots, context)
-    if isinstance(method.drafter, SickDrafter):
+    if isinstance(method.drafter, FailingDrafter):
         method.drafter.engine = engine
     done = checks.run(engine, wanted)
     assert len(engine._slots.free) == slots
-    for one in done.values():
-        checks.check_telemetry(one)
+    for completion in done.values():
+        checks.check_telemetry(completion)
     return done
 
 
@@ -52,14 +52,14 @@ def plain(family: str, wanted: list[Request]) -> dict[str, Completion]:
 def check(done: dict[str, Completion], family: str, wanted: list[Request], failed: set[str], reason: str) -> None:
     """Tokens of plain decoding, and exactly the rows `failed` without drafts."""
     expected = plain(family, wanted)
-    for name, one in done.items():
-        assert one.token_ids == expected[name].token_ids, name
-        telemetry = one.telemetry
+    for name, completion in done.items():
+        assert completion.token_ids == expected[name].token_ids, name
+        telemetry = completion.telemetry
         # A text of one token ends before anything is drafted for it.
         assert telemetry.degraded == (name in failed and telemetry.num_spec_steps > 0), name
         assert telemetry.num_draft_tokens == 0 or name not in failed
         assert reason in telemetry.extras.get("drafter_error", reason if not telemetry.degraded else "")
-    sound = [one.telemetry for name, one in done.items() if name not in failed]
+    sound = [completion.telemetry for name, completion in done.items() if name not in failed]
     assert not sound or sum(telemetry.num_draft_tokens for telemetry in sound) > 0
 
 
@@ -97,9 +97,9 @@ def test_any_failure_of_the_drafters_prompt_costs_the_row_its_drafts_alone(
     for slots, sampling in ((3, Sampling()), (1, SAMPLED), (NUM_ROWS, SAMPLED)):
         wanted = checks.requests(family, NUM_ROWS, sampling)
         method = METHODS[name][0](family)
-        sick = SickDrafter(method.drafter, some, raises_in=where, error=error)
+        sick = FailingDrafter(method.drafter, some, raises_in=where, error=error)
         done = run(replace(method, drafter=sick), family, wanted, slots)
-        check(done, family, wanted, {one.sample_id for one in wanted if some(one)}, ERRORS[error])
+        check(done, family, wanted, {request.sample_id for request in wanted if some(request)}, ERRORS[error])
 
 
 @pytest.mark.parametrize("name", ["sd-chain", "tabed-tree", "eagle", "sage-online"])
@@ -108,7 +108,7 @@ def test_where_every_prompt_fails_all_rows_are_decoded_plainly(name: str, where:
     family = METHODS[name][1][0]
     wanted = checks.requests(family, NUM_ROWS)
     method = METHODS[name][0](family)
-    sick = SickDrafter(method.drafter, lambda _: True, raises_in=where)
+    sick = FailingDrafter(method.drafter, lambda _: True, raises_in=where)
     done = run(replace(method, drafter=sick), family, wanted)
     check(done, family, wanted, set(done), "drafter_failed")
 
@@ -117,27 +117,27 @@ def test_a_slot_drafts_again_for_the_sample_after_one_without_drafts() -> None:
     wanted = checks.requests("llama", NUM_ROWS)
     method = METHODS["sd-chain"][0]("llama")
     alone = run(METHODS["sd-chain"][0]("llama"), "llama", wanted, 1)
-    sick = SickDrafter(method.drafter, some, raises_in="prefixes", error=PromptError)
+    sick = FailingDrafter(method.drafter, some, raises_in="prefixes", error=PromptError)
     done = run(replace(method, drafter=sick), "llama", wanted, 1)
-    for one in wanted:
-        if not some(one):
+    for request in wanted:
+        if not some(request):
             # What a failed neighbour left behind would show in what is accepted.
-            telemetry = done[one.sample_id].telemetry
-            assert telemetry.acceptance_histogram == alone[one.sample_id].telemetry.acceptance_histogram
+            telemetry = done[request.sample_id].telemetry
+            assert telemetry.acceptance_histogram == alone[request.sample_id].telemetry.acceptance_histogram
 
 
 def test_no_memory_for_any_of_several_prompts_is_not_the_rows_fault() -> None:
     method = METHODS["sd-chain"][0]("llama")
-    sick = SickDrafter(method.drafter, lambda _: True, raises_in="prefill", error=torch.OutOfMemoryError)
+    sick = FailingDrafter(method.drafter, lambda _: True, raises_in="prefill", error=torch.OutOfMemoryError)
     with pytest.raises(torch.OutOfMemoryError):
         run(replace(method, drafter=sick), "llama", checks.requests("llama", NUM_ROWS), 3)
 
 
 def test_rejection_of_a_row_without_drafts_takes_the_targets_choice() -> None:
     wanted = checks.requests("llama", NUM_ROWS)
-    sick = SickDrafter(checks.make_drafter("right", "llama"), some, raises_in="prefixes", error=PromptError)
+    sick = FailingDrafter(checks.make_drafter("right", "llama"), some, raises_in="prefixes", error=PromptError)
     done = run(Method(sick, Chain(3), Rejection()), "llama", wanted)
-    check(done, "llama", wanted, {one.sample_id for one in wanted if some(one)}, "prompt_refused")
+    check(done, "llama", wanted, {request.sample_id for request in wanted if some(request)}, "prompt_refused")
 
 
 # --- each context, and what is before it -----------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def shows_odd(request: Request) -> bool:
 @pytest.mark.parametrize("more", [[], [Full()]], ids=["alone", "with the whole"])
 def test_a_caption_that_fails_or_is_too_long(more: list[Context], words: str | None, reason: str) -> None:
     wanted = checks.requests("llava", 9)
-    failed = {one.sample_id for one in wanted if shows_odd(one)}
+    failed = {request.sample_id for request in wanted if shows_odd(request)}
     assert 0 < len(failed) < 9
     done = run(drafting("llava", [*more, Caption(Odd(words))]), "llava", wanted)  # type: ignore[arg-type]
     check(done, "llava", wanted, failed, reason)
@@ -198,15 +198,15 @@ def test_a_drafters_processor_that_fails(family: str, context: Context) -> None:
     model = toys.perturbed(family, 0.02)
     model.front_end = FrontEnd(Picky(toys.processor(family)))
     wanted = checks.requests(family, 9)
-    failed = {one.sample_id for one in wanted if len(one.images) > 1}
+    failed = {request.sample_id for request in wanted if len(request.images) > 1}
     assert 0 < len(failed) < 9
     check(run(drafting(family, [context], model), family, wanted), family, wanted, failed, "prompt_refused")
 
 
-def test_guided_pruning_where_the_drafter_has_other_columns_than_the_target() -> None:
+def test_guided_pruning_of_other_columns_than_the_targets_decodes_the_row_without_drafts() -> None:
     """The drafter looks at tiles of the picture, the target at one square."""
     wanted = checks.requests("llava", 6)
-    failed = {one.sample_id for one in wanted if one.images}
+    failed = {request.sample_id for request in wanted if request.images}
     assert 0 < len(failed) < 6
     method = drafting("llava", [Pruned(0.5, "attention")], toys.target("llava_next"))
     check(run(method, "llava", wanted, context=256), "llava", wanted, failed, "prompt_refused")

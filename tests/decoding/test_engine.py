@@ -58,7 +58,7 @@ def test_an_empty_prompt_is_refused() -> None:
     assert done.error.code == "prompt_refused"
 
 
-def test_logits_that_are_not_numbers_become_an_error_of_that_sample_alone() -> None:
+def test_nan_logits_become_an_error_of_their_sample_only() -> None:
     target = toys.target("llama")
     poisoned = 17
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_logits_that_are_not_numbers_become_an_error_of_that_sample_alone() -> N
         assert done[request.sample_id].token_ids == checks.generated("llama", request, target.eos_ids)
 
 
-def test_one_token_is_enough() -> None:
+def test_a_request_of_one_token_is_decoded() -> None:
     request = Request("one", *toys.prompt("llava", 2), Sampling(max_new_tokens=1, ignore_eos=True))
     (done,) = engine().run([request])
     assert done.token_ids == checks.generated("llava", request, frozenset())
@@ -85,7 +85,7 @@ def test_one_token_is_enough() -> None:
     assert done.telemetry.mean_acceptance_length == 1.0
 
 
-def test_requests_are_read_only_as_slots_fall_free() -> None:
+def test_requests_are_read_only_as_slots_become_free() -> None:
     num_read = 0
 
     def source() -> Iterator[Request]:
@@ -99,7 +99,7 @@ def test_requests_are_read_only_as_slots_fall_free() -> None:
     assert num_read <= 6
 
 
-def test_an_engine_can_be_used_again_after_it_has_run_dry() -> None:
+def test_an_engine_accepts_requests_after_it_has_finished_all() -> None:
     made = engine()
     first = {c.sample_id: c.token_ids for c in made.run(checks.requests("llava", 5))}
     assert not made.has_work
@@ -178,7 +178,7 @@ def test_images_reach_the_model() -> None:
     assert len(outputs) > 1
 
 
-def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing() -> None:
+def test_non_finite_values_in_the_drafter_do_not_affect_the_next_sample_of_the_slot() -> None:
     drafter = checks.make_drafter("right", "llama")
     poisoned = 17
     with torch.no_grad():
@@ -197,7 +197,7 @@ def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing
     assert sum(values[1][1:]) > 0
 
 
-def test_a_row_that_has_had_its_time_is_an_error_and_leaves_its_slot_to_the_next() -> None:
+def test_a_row_past_its_time_limit_is_an_error_and_frees_its_slot() -> None:
     made = Engine(toys.target("llava"), Method(checks.make_drafter("right", "llava"), Chain(2), Exact()), 2, 96, 1e-9)
     long = Sampling(max_new_tokens=20, ignore_eos=True)
     slow = [Request(f"slow-{i}", *toys.prompt("llava", i), long) for i in range(3)]

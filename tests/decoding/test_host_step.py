@@ -25,14 +25,14 @@ def at_once(step: StepResult) -> HostStep:
     counts = step.output.counts
     assert counts is not None
     counts.add_(7)
-    found = HostStep._make(copy.read())
+    host_step = HostStep._make(copy.read())
     counts.sub_(7)
-    return found
+    return host_step
 
 
 @pytest.mark.parametrize("read", [at_once, by_packed_copy])
 @pytest.mark.parametrize("has_levels", [False, True])
-def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult], HostStep]) -> None:
+def test_the_host_copy_of_a_step_equals_its_tensors(has_levels: bool, read: Callable[[StepResult], HostStep]) -> None:
     torch.manual_seed(0)
     tokens = torch.tensor([[3, 2**40 + 1], [0, -1]])
     logprobs = torch.rand(2, 2).log()

@@ -37,7 +37,7 @@ def test_margins_are_those_of_transformers(family: str, name: str) -> None:
             noise = Noise(torch.tensor([key_of(7, "one", 0)]), torch.tensor([len(tokens)]))
             scores = scores + noise.gumbel(Stream.TOKEN, torch.zeros(1, dtype=torch.long), len(scores))[0, 0]
         best, second = scores.topk(2).indices.tolist()
-        for one, other in ((best, second), (second, best), (best, int(scores.argmin()))):
-            found = margin(toys.target(family), request, tokens, one, other)
-            assert found.value == pytest.approx(float(scores[one] - scores[other]), rel=1e-4, abs=1e-4)
-            assert ROUNDING[torch.float32] <= found.tolerance < 0.01
+        for first, other in ((best, second), (second, best), (best, int(scores.argmin()))):
+            result = margin(toys.target(family), request, tokens, first, other)
+            assert result.value == pytest.approx(float(scores[first] - scores[other]), rel=1e-4, abs=1e-4)
+            assert ROUNDING[torch.float32] <= result.tolerance < 0.01

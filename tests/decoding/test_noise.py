@@ -53,9 +53,9 @@ def test_streams_siblings_replicas_and_seeds_give_different_draws() -> None:
             .gumbel(Stream.TOKEN, at, 64)
             .flatten()
         )
-    for i, one in enumerate(draws):
+    for i, draw in enumerate(draws):
         for other in draws[:i]:
-            assert float((one - other).abs().mean()) > 0.5
+            assert float((draw - other).abs().mean()) > 0.5
 
 
 def test_gumbel_noise_has_the_moments_of_the_gumbel_distribution() -> None:

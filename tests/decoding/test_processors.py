@@ -30,7 +30,7 @@ EARLIER = Sampling(no_repeat_ngram_size=3, suppress_tokens=(1,), min_new_tokens=
 token = st.integers(0, V - 1)
 words = st.lists(token, min_size=1, max_size=4).map(tuple)
 # transformers refuses lists of bad words in which all are EOS.
-bad_words = st.lists(words, max_size=4, unique=True).map(lambda found: (*found, (4, 4, 4, 4)))
+bad_words = st.lists(words, max_size=4, unique=True).map(lambda lists: (*lists, (4, 4, 4, 4)))
 SAMPLINGS = st.builds(
     Sampling,
     max_new_tokens=st.integers(8, 14),
@@ -101,7 +101,7 @@ def check(rows: list[tuple[Sampling, list[int], int]], seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.integers(0, 10_000), st.sampled_from([1 << 24, 20]))
-def test_every_node_is_processed_as_transformers_would(
+def test_logits_of_every_node_are_processed_as_in_transformers(
     rows: list[tuple[Sampling, list[int], int]], seed: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -124,9 +124,9 @@ ONE_EACH = (
 
 def check_each() -> None:
     for seed in range(12):
-        for place, sampling in enumerate(ONE_EACH):
+        for index, sampling in enumerate(ONE_EACH):
             prompt = [3] if sampling.forced_bos_token_id is not None else [3, 4, 1, 2, 7, 3][: 4 + seed % 3]
-            check([(sampling, prompt, (seed + place) % 6), (Sampling(), [5, 3], 2)], seed)
+            check([(sampling, prompt, (seed + index) % 6), (Sampling(), [5, 3], 2)], seed)
 
 
 def the_path_is_forgotten(patch: Patch) -> None:

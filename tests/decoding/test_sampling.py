@@ -45,7 +45,7 @@ PARAMETERS = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(PARAMETERS, min_size=1, max_size=4), seed=st.integers(0, 10_000), ties=st.booleans())
-def test_each_row_is_warped_as_transformers_would(
+def test_logits_of_each_row_are_processed_as_in_transformers(
     rows: list[tuple[float, int, float, float, float]], seed: int, ties: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +91,7 @@ def test_the_penalty_counts_the_tokens_between_the_last_committed_one_and_the_no
     assert [i for i in range(V) if out[0, 1, i] == 0.5] == [5, 7, 8]
 
 
-def test_a_padded_place_does_not_count_even_when_the_same_token_is_real_elsewhere() -> None:
+def test_padded_nodes_do_not_count_for_the_repetition_penalty() -> None:
     seen = torch.zeros(1, V, dtype=torch.bool)
     out = process_logits(
         torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[0, NO_TOKEN]]])

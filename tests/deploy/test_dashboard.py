@@ -23,14 +23,14 @@ def dashboard() -> dict[str, Any]:
 
 def exported() -> dict[str, set[str]]:
     """Every exported name and the labels of its series."""
-    found = {}
+    labels_of = {}
     for name, metric in (METRICS | DRIFT_METRICS).items():
         labels = {*LABELS, *([metric.label] if metric.label else [])}
         if metric.kind == "histogram":
-            found |= {metric.exported(name) + part: labels | {"le"} for part in HISTOGRAM_PARTS}
+            labels_of |= {metric.exported(name) + part: labels | {"le"} for part in HISTOGRAM_PARTS}
         else:
-            found[metric.exported(name)] = labels
-    return found
+            labels_of[metric.exported(name)] = labels
+    return labels_of
 
 
 def expressions(dashboard: dict[str, Any]) -> list[str]:
@@ -69,7 +69,7 @@ def test_legends_use_labels_that_their_expression_keeps(dashboard: dict[str, Any
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, target["expr"]
 
 
-def test_variables_and_panels_hold_together(dashboard: dict[str, Any]) -> None:
+def test_variables_and_panels_of_the_dashboard_are_consistent(dashboard: dict[str, Any]) -> None:
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert list(variables) == ["datasource", "job_id", "method"]
     for name in LABELS:
@@ -77,11 +77,11 @@ def test_variables_and_panels_hold_together(dashboard: dict[str, Any]) -> None:
         assert variables[name]["query"].endswith(f", {name})")
     used = set(re.findall(r"\$\{?(\w+)\}?", " ".join(expressions(dashboard)))) - {"__rate_interval"}
     assert used <= set(variables)
-    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
-    assert len(set(places)) == len(places)
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+    grid_positions = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(grid_positions)) == len(grid_positions)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(grid_positions)
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
 
 
-def test_no_error_code_is_lost_as_a_label() -> None:
+def test_every_error_code_is_a_valid_label_value() -> None:
     assert all(re.fullmatch(r"[a-z_]+", code) for code in ERROR_CODES)

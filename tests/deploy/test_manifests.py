@@ -50,8 +50,8 @@ def launcher() -> dict[str, Any]:
 
 
 def complaints(value: Any, schema: dict[str, Any]) -> list[str]:
-    found = jsonschema.Draft7Validator(schema).iter_errors(value)
-    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.message}"[:300] for error in found)
+    errors = jsonschema.Draft7Validator(schema).iter_errors(value)
+    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.message}"[:300] for error in errors)
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def pods(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: group["template"]["spec"] for name, group in {"head": cluster["headGroupSpec"], **groups}.items()}
 
 
-def test_the_head_does_no_work_and_the_groups_for_cpus_and_gpus_grow_from_nothing(manifest: dict[str, Any]) -> None:
+def test_the_head_node_runs_no_tasks_and_worker_groups_scale_from_zero(manifest: dict[str, Any]) -> None:
     cluster = manifest["spec"]["rayClusterSpec"]
     assert cluster["enableInTreeAutoscaling"] is True
     start = cluster["headGroupSpec"]["rayStartParams"]
@@ -91,17 +91,19 @@ def test_pods_have_no_privileges_and_no_credentials_in_the_text(manifest: dict[s
         assert container["ports"][-1]["containerPort"] == 8080  # where the annotation sends Prometheus
 
 
-def test_a_pod_that_is_to_go_drains_as_long_as_it_may_take(manifest: dict[str, Any]) -> None:
+def test_a_terminated_pod_has_the_grace_period_that_draining_needs(manifest: dict[str, Any]) -> None:
     assert hasattr(ray_constants, DRAIN), "Ray reads it by another name"
     for name, pod in pods(manifest).items():
-        (drain_s,) = [float(one["value"]) for one in pod["containers"][0].get("env", []) if one["name"] == DRAIN] or [0]
+        (drain_s,) = [
+            float(variable["value"]) for variable in pod["containers"][0].get("env", []) if variable["name"] == DRAIN
+        ] or [0]
         assert (drain_s > 0) == (name != "head"), name
         assert drain_s + 5 <= pod.get("terminationGracePeriodSeconds", 30), f"{name} is killed before it has drained"
 
 
-def test_the_driver_is_left_the_time_to_save_when_it_is_stopped(manifest: dict[str, Any]) -> None:
+def test_the_driver_has_a_grace_period_to_save_when_it_is_stopped(manifest: dict[str, Any]) -> None:
     head = pods(manifest)["head"]
-    variables = {one["name"]: one["value"] for one in head["containers"][0]["env"]}
+    variables = {variable["name"]: variable["value"] for variable in head["containers"][0]["env"]}
     assert int(variables[STOP_WAIT_VARIABLE]) == CLUSTER_WAIT_S > GRACE_S
     assert head["terminationGracePeriodSeconds"] >= CLUSTER_WAIT_S + 5
     supervisor = Path(job_supervisor.__file__).read_text()
@@ -122,7 +124,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manifest: dict[str, Any]) -> None:
+def test_the_command_of_the_manifest_is_valid_and_its_job_file_is_in_the_image(manifest: dict[str, Any]) -> None:
     command = shlex.split(manifest["spec"]["entrypoint"])
     assert command[:2] == ["draftfleet", "caption"]
     arguments = caption.COMMAND.parse(command[2:])
@@ -133,9 +135,7 @@ def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manife
     assert job.pool.max_size == groups["gpu"]["maxReplicas"]
 
 
-def test_jobs_find_a_gpu_for_each_engine_on_the_clusters_of_both_files(
-    manifest: dict[str, Any], launcher: dict[str, Any]
-) -> None:
+def test_engines_of_jobs_fit_on_the_clusters_of_both_files(manifest: dict[str, Any], launcher: dict[str, Any]) -> None:
     """`num_gpus: auto` on the head alone: the workers are those that the autoscaler can add."""
     ray_cluster = {"metadata": {"name": "a", "namespace": "b"}, "spec": manifest["spec"]["rayClusterSpec"]}
     job = load_job(caption.COMMAND.model, ROOT / "configs/jobs/caption_webdataset.yaml", ("pool.max_size=8",))
@@ -202,13 +202,13 @@ def test_the_releases_own_definition_accepts_the_manifest_and_knows_every_field_
 # --- virtual machines ----------------------------------------------------------------------------------------------
 
 
-def test_the_launchers_file_is_one_by_rays_own_schema(launcher: dict[str, Any]) -> None:
+def test_the_launcher_file_is_valid_by_the_schema_of_ray(launcher: dict[str, Any]) -> None:
     schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
     assert complaints(launcher, schema) == []
     assert complaints({**launcher, "max_worker": 3}, schema) != []
 
 
-def test_the_launchers_groups_hold_together(launcher: dict[str, Any]) -> None:
+def test_the_node_groups_of_the_launcher_file_are_consistent(launcher: dict[str, Any]) -> None:
     kinds = launcher["available_node_types"]
     assert launcher["head_node_type"] in kinds
     assert kinds["head"]["resources"] == {"CPU": 0, "GPU": 0}

@@ -46,7 +46,7 @@ def test_names_of_external_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "m:", ":C", "m:C.d", "/m:C", "m..n:C", "m:C ", "1m:C", "m:C\n"])
-def test_other_names_are_none_of_external_code(name: str) -> None:
+def test_other_names_are_not_names_of_external_code(name: str) -> None:
     assert not is_external(name)
 
 

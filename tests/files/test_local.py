@@ -83,7 +83,7 @@ def test_a_vocabulary_that_is_not_regular_is_refused(tmp_path: Path) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda one: st.lists(one) | st.dictionaries(st.text(), one),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=20,
 )
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 IMAGE_CASES = [
     (method, kind, 4, mode)
-    for place, method in enumerate(images.METHODS)
-    for kind, mode in zip(KINDS, [*images.MODES, *images.MODES][place % 4 :], strict=False)
+    for index, method in enumerate(images.METHODS)
+    for kind, mode in zip(KINDS, [*images.MODES, *images.MODES][index % 4 :], strict=False)
 ]
 
 
@@ -45,10 +45,10 @@ def test_replayed_steps_give_the_output_of_the_oracle(
     record, num_recorded = StepRunner._record, [0]
 
     def counted(self: StepRunner, *given: Any) -> Any:
-        found = record(self, *given)
+        recording = record(self, *given)
         assert self.recorder is not None, "a recording failed"
         num_recorded[0] += 1
-        return found
+        return recording
 
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     monkeypatch.setattr(StepRunner, "_record", counted)

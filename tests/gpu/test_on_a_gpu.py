@@ -34,7 +34,7 @@ from models.loading.quantization import KINDS, why_not
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
-from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
+from tests.models.attention_cases import BUSH, CHAIN, FOREST, both_ways, tree
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def test_every_method_produces_the_targets_output(device: str, dtype: str) -> No
 
 @pytest.mark.parametrize("name", ["plain, captured", "chain, captured"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_nothing_is_recorded_anew_once_every_size_was_seen(device: str, name: str) -> None:
+def test_no_graph_is_captured_again_after_every_size_was_run(device: str, name: str) -> None:
     pair = make_pair(device, "float32" if device == "cpu" else "bfloat16")
     bench = Bench(pair, name, 3, TINY.gamma)
     bench.run(requests(pair), False)
@@ -158,7 +158,7 @@ def test_a_step_never_waits_for_the_device(device: str, name: str, monkeypatch: 
 @pytest.mark.parametrize("device", DEVICES)
 def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_steps(device: str) -> None:
     wanted = checks.requests("llava", 24)
-    found = []
+    results = []
     for is_ahead in (False, True):
         target = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         assert target.capture() == (device == "cuda")
@@ -167,12 +167,12 @@ def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_s
         drafter = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(2), Exact())
         done = checks.run(Engine(target, method, 3, 160), wanted)
-        found.append({key: one.token_ids for key, one in done.items()})
-    assert found[0] == found[1]
+        results.append({key: completion.token_ids for key, completion in done.items()})
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("device", ON_GPU)
-def test_the_watch_sees_a_step_that_waits(device: str) -> None:
+def test_the_check_finds_a_step_that_waits_for_the_device(device: str) -> None:
     """The planted fault."""
     with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
         torch.ones(1, device=device).item()
@@ -181,10 +181,10 @@ def test_the_watch_sees_a_step_that_waits(device: str) -> None:
 @pytest.mark.parametrize("device", ON_GPU)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_benchmark_runs_at_tiny_sizes(device: str, dtype: str) -> None:
-    found = gpu.measure(replace(TINY, dtype=dtype), torch.device(device), 600.0)
-    assert (found["failed"], found["skipped"]) == ({}, {})
-    assert not [row["withheld"] for row in found["decoding"]["rows"] if row["withheld"]]
-    assert all("tree_kernel_us" in row for row in found["attention"])
+    rows = gpu.measure(replace(TINY, dtype=dtype), torch.device(device), 600.0)
+    assert (rows["failed"], rows["skipped"]) == ({}, {})
+    assert not [row["withheld"] for row in rows["decoding"]["rows"] if row["withheld"]]
+    assert all("tree_kernel_us" in row for row in rows["attention"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

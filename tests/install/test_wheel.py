@@ -62,9 +62,9 @@ def build(folder: Path) -> Path:
     copy = folder / "checkout"
     for path in (*wheel_layout.sources(ROOT), *(ROOT / "draftfleet").iterdir()):
         if path.is_file():
-            place = copy / path.relative_to(ROOT)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
+            copied = copy / path.relative_to(ROOT)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied)
     for name in ("pyproject.toml", "wheel_layout.py", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     packed = "import setuptools.build_meta as backend; backend.build_sdist('.')"
@@ -111,11 +111,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_the_package_is_the_one_of_the_wheel(installed: Installed) -> None:
-    place = installed.pythons(
+    output = installed.pythons(
         "import draftfleet, draftfleet.decoding as d; print(draftfleet.__file__); print(d.__name__)"
     )
-    assert place.splitlines()[0].startswith(str(installed.python.parents[1]))
-    assert place.splitlines()[1] == "draftfleet.decoding"
+    assert output.splitlines()[0].startswith(str(installed.python.parents[1]))
+    assert output.splitlines()[1] == "draftfleet.decoding"
     assert installed.pythons("import sys, draftfleet.jobs.cli; print({'ray', 'torch'} & {*sys.modules})") == "set()"
 
 

@@ -66,25 +66,25 @@ def files() -> dict[str, bytes]:
 
 
 def test_every_file_of_a_wheel_compiles_and_imports_nothing_of_the_checkout(files: dict[str, bytes]) -> None:
-    modules = {place: content for place, content in files.items() if place.endswith(".py")}
+    modules = {path: content for path, content in files.items() if path.endswith(".py")}
     assert len(modules) > 250
-    for place, content in modules.items():
-        assert [name for name in imported(content) if name.partition(".")[0] in OWN] == [], place
-        original = ROOT / place.removeprefix("draftfleet/")
+    for path, content in modules.items():
+        assert [name for name in imported(content) if name.partition(".")[0] in OWN] == [], path
+        original = ROOT / path.removeprefix("draftfleet/")
         if original.is_file():
-            assert content.count(b"\n") == original.read_bytes().count(b"\n"), place
+            assert content.count(b"\n") == original.read_bytes().count(b"\n"), path
 
 
 def test_a_wheel_has_the_code_its_data_and_a_few_models_and_nothing_else(files: dict[str, bytes]) -> None:
-    assert {place.split("/")[0] for place in files} == {"draftfleet"}
-    assert {place.split("/")[1] for place in files} == {"__init__.py", "__main__.py", "py.typed", *OWN}
+    assert {path.split("/")[0] for path in files} == {"draftfleet"}
+    assert {path.split("/")[1] for path in files} == {"__init__.py", "__main__.py", "py.typed", *OWN}
     for name in (
         *("configs/jobs/demo_folder.yaml", "configs/methods/sage.yaml", "pipeline/reports/templates/report.html.j2"),
         *("models/backends/cpu/gemm.cpp", "models/backends/cpu/vectors.h"),
         "zoo/checkpoints/caption_target/model.safetensors",
     ):
         assert f"draftfleet/{name}" in files
-    assert not [place for place in files if "__pycache__" in place or place.startswith("draftfleet/zoo/real")]
+    assert not [path for path in files if "__pycache__" in path or path.startswith("draftfleet/zoo/real")]
     assert sum(map(len, files.values())) < MAX_WHEEL_BYTES
 
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_prefixed_is_refused_with_its_file_and_line(source: str, 
     assert str(refused.value).startswith(reason)
 
 
-def test_texts_that_only_look_like_modules_stay() -> None:
+def test_texts_that_resemble_modules_are_not_prefixed() -> None:
     source = b"a = 'source.path', 'model.target', 'jobs', 'pipeline.gone', 'models.target is one', 'files.'\n"
     assert prefixed(source, "x.py") == source
 

@@ -49,12 +49,12 @@ class LocalCluster:
         while True:
             with urllib.request.urlopen(self.metrics_url, timeout=300) as answer:
                 text = answer.read().decode()
-            found = {}
+            metrics = {}
             for name, labels, value in re.findall(rf"^(ray_{prefix}\w+){{(.*)}} (\S+)$", text, re.MULTILINE):
                 own = re.search(r'\b(?:status|code|phase|le)="([^"]*)"', labels)
-                found[name, own[1] if own else ""] = float(value)
-            if any(name == until for name, _ in found):
-                return found
+                metrics[name, own[1] if own else ""] = float(value)
+            if any(name == until for name, _ in metrics):
+                return metrics
             assert time.monotonic() < deadline_s, f"{until} is not among the metrics"
             time.sleep(0.2)
 

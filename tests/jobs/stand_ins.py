@@ -55,7 +55,7 @@ def as_it_is(table: pa.Table) -> pa.Table:
 def seven_of_each(table: pa.Table) -> pa.Table:
     """Every row seven times, as the clips of its video would come."""
     rows = table.take([row for row in range(table.num_rows) for _ in range(7)])
-    ids = [f"{sample_id}@{place % 7}" for place, sample_id in enumerate(rows["sample_id"].to_pylist())]
+    ids = [f"{sample_id}@{index % 7}" for index, sample_id in enumerate(rows["sample_id"].to_pylist())]
     return rows.set_column(0, "sample_id", pa.array(ids))
 
 

@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 def rows_of(output: Path) -> dict[str, dict[str, Any]]:
     rows = [row for path in (output / "data").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    found = {row["sample_id"]: row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    rows_by_id = {row["sample_id"]: row for row in rows}
+    assert len(rows_by_id) == len(rows)
+    return rows_by_id
 
 
 def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain_decoding(
@@ -43,26 +43,28 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
     assert "chain-6 drafter model, tree chain length=6, acceptance exact" in output
     assert not (tmp_path / "auto").exists()
     assert caption.main([*auto, f"sink.path={tmp_path}/auto"]) == 0
-    expected, found = rows_of(tmp_path / "plain"), rows_of(tmp_path / "auto")
-    assert {key: row["generated_text"] for key, row in found.items()} == {
+    expected, rows = rows_of(tmp_path / "plain"), rows_of(tmp_path / "auto")
+    assert {key: row["generated_text"] for key, row in rows.items()} == {
         key: row["generated_text"] for key, row in expected.items()
     }
-    assert {row["method"] for row in found.values()} == {"plain", "chain-3", "chain-6", "lookup"}
-    assert {row["verify_mode"] for row in found.values()} == {"lossless"}
-    drafter_id = next(row["drafter_id"] for row in found.values() if row["method"] == "chain-3")
+    assert {row["method"] for row in rows.values()} == {"plain", "chain-3", "chain-6", "lookup"}
+    assert {row["verify_mode"] for row in rows.values()} == {"lossless"}
+    drafter_id = next(row["drafter_id"] for row in rows.values() if row["method"] == "chain-3")
     assert drafter_id.startswith(str(PAIR / "caption_drafter"))
-    for row in found.values():
+    for row in rows.values():
         depth = {"plain": 0, "chain-3": 3, "chain-6": 6, "lookup": 3}[row["method"]]
         assert len(row["telemetry"]["acceptance_histogram"]) == depth + 1
         assert row["drafter_id"] == (drafter_id if row["method"].startswith("chain") else "")
     summary = json.loads((tmp_path / "auto/_job/summary.json").read_text())
     [choice] = summary["waits"]["choices"]
     assert choice["reason"] == "first rows"
-    assert {one["method"] for one in choice["standings"]} == {"plain", "chain-3", "chain-6", "lookup"}
-    assert [one["note"] for one in choice["standings"] if one["method"] == choice["method"]] == ["chosen"]
-    assert all(one["sample_s"] > 0 and one["num_rows"] >= 12 for one in choice["standings"])
+    assert {candidate["method"] for candidate in choice["standings"]} == {"plain", "chain-3", "chain-6", "lookup"}
+    assert [candidate["note"] for candidate in choice["standings"] if candidate["method"] == choice["method"]] == [
+        "chosen"
+    ]
+    assert all(candidate["sample_s"] > 0 and candidate["num_rows"] >= 12 for candidate in choice["standings"])
     assert summary["by_method"][choice["method"]] == max(summary["by_method"].values())
-    assert sum(summary["by_method"].values()) == len(found)
+    assert sum(summary["by_method"].values()) == len(rows)
     output = capsys.readouterr().out
     assert f"kept {choice['method']}" in " ".join(output.split())
     assert "ms per sample" in output
@@ -81,9 +83,9 @@ def test_an_image_job_draws_the_codes_of_plain_decoding(tmp_path: Path) -> None:
     auto = ["method={auto: {max_rounds: 1, candidates: [{drafter: {kind: lookup}, tree: {kind: chain, length: 2}}]}}"]
     assert synthesize.main([*arguments, f"sink.path={tmp_path}/plain"]) == 0
     assert synthesize.main([*arguments, *auto, f"sink.path={tmp_path}/auto"]) == 0
-    expected, found = rows_of(tmp_path / "plain"), rows_of(tmp_path / "auto")
-    assert {key: tuple(row["codes"]) for key, row in found.items()} == {
+    expected, rows = rows_of(tmp_path / "plain"), rows_of(tmp_path / "auto")
+    assert {key: tuple(row["codes"]) for key, row in rows.items()} == {
         key: tuple(row["codes"]) for key, row in expected.items()
     }
-    assert {row["method"] for row in found.values()} == {"plain", "lookup+chain+exact"}
+    assert {row["method"] for row in rows.values()} == {"plain", "lookup+chain+exact"}
     assert len(json.loads((tmp_path / "auto/_job/summary.json").read_text())["waits"]["choices"]) == 1

@@ -124,12 +124,12 @@ def test_a_job_leaves_its_manifest_config_versions_attempt_and_summary(output: P
     job = output / "_job"
     record = json.loads((job / "attempts/000001.json").read_text())
     versions = json.loads((job / "versions.json").read_text())
-    found = json.loads((job / "summary.json").read_text())
+    totals = json.loads((job / "summary.json").read_text())
     assert pyarrow.dataset.dataset(job / "manifest").count_rows() == 4
     assert record["job_id"] == f"caption-{record['config_fingerprint']}"
     assert versions["code_revision"] == record["code_revision"]
     assert set(versions["model_revisions"]) == {"target", "drafter"}
-    assert (found["num_samples"], found["errors_by_type"]) == (128, {"not_an_image": 1, "broken_image": 1})
+    assert (totals["num_samples"], totals["errors_by_type"]) == (128, {"not_an_image": 1, "broken_image": 1})
     again = load_job(CaptionJobConfig, job / "config.yaml")
     assert again.sampling.max_new_tokens == MAX_NEW_TOKENS
     assert again.fingerprint(versions["model_revisions"]) == record["config_fingerprint"]
@@ -182,7 +182,7 @@ def test_a_second_run_finds_nothing_to_do_and_another_config_is_refused(
 
 
 @pytest.mark.slow
-def test_a_limited_run_is_gone_on_with_and_its_own_rows_stay(
+def test_a_limited_run_is_resumed_and_keeps_its_rows(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", CONFIG, *overrides_of(source, "parquet", tmp_path / "out")]
@@ -190,12 +190,12 @@ def test_a_limited_run_is_gone_on_with_and_its_own_rows_stay(
     assert caption.main(arguments) == 0
     assert "resuming: 60 samples are done, 68 missing, 0 files set aside" in capsys.readouterr().out
     at_once = {row["sample_id"]: row for row in rows_of(output, "data")}
-    found = {row["sample_id"]: row for row in rows_of(tmp_path / "out", "data")}
+    rows = {row["sample_id"]: row for row in rows_of(tmp_path / "out", "data")}
     assert len(rows_of(tmp_path / "out", "data")) == len(at_once)
-    assert {key: row["generated_text"] for key, row in found.items()} == {
+    assert {key: row["generated_text"] for key, row in rows.items()} == {
         key: row["generated_text"] for key, row in at_once.items()
     }
-    assert {row["attempt"] for row in found.values()} == {1, 2}
+    assert {row["attempt"] for row in rows.values()} == {1, 2}
     assert json.loads((tmp_path / "out/_job/summary.json").read_text())["num_samples"] == 128
 
 

@@ -73,7 +73,7 @@ def test_every_video_file_gets_the_same_caption_with_and_without_drafts(
         assert sum(row["telemetry"]["num_accepted_draft_tokens"] for row in drafted.values()) > 0
 
 
-def test_a_long_video_becomes_a_row_for_each_of_its_windows_and_lvspec_says_that_it_is_lossy(
+def test_a_long_video_has_a_row_per_window_and_lvspec_is_reported_as_lossy(
     source: tuple[Path, dict[str, Motion]], tmp_path: Path
 ) -> None:
     folder, motions = source

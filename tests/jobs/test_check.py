@@ -28,7 +28,9 @@ def made(config: CaptionJobConfig, num_batches: int | None = None) -> Path:
     return output
 
 
-def test_a_whole_output_is_complete_and_sound(config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_undamaged_output_is_complete_without_problems(
+    config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check.main([str(made(config))]) == check.COMPLETE
     output = capsys.readouterr().out.splitlines()
     verified = [line for line in output if line.startswith("verified ")]
@@ -43,7 +45,9 @@ def test_a_whole_output_is_complete_and_sound(config: CaptionJobConfig, capsys: 
     ]
 
 
-def test_what_is_missing_and_what_waits_is_named(config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_samples_and_unpublished_spool_files_are_named(
+    config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check.main([str(made(config, num_batches=6))]) == check.INCOMPLETE
     output = capsys.readouterr().out
     assert "missing   6\n" in output
@@ -52,7 +56,9 @@ def test_what_is_missing_and_what_waits_is_named(config: CaptionJobConfig, capsy
 
 
 @pytest.mark.parametrize("kind", ["bytes", "torn", "foreign", "twice", "no note"])
-def test_what_is_unsound_is_named(config: CaptionJobConfig, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_and_foreign_files_are_named(
+    config: CaptionJobConfig, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = made(config) / "data"
     name = data / "part-000001.parquet"
     whole = name.read_bytes()
@@ -79,6 +85,6 @@ def test_what_is_unsound_is_named(config: CaptionJobConfig, kind: str, capsys: p
     assert ("missing   0" in output) == (kind not in ("torn",)) or kind == "bytes"
 
 
-def test_a_folder_that_no_job_has_begun_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([str(tmp_path)]) == check.REFUSED
     assert "holds no manifest and attempts of a job" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_a_submitted_job_captions_pictures_on_a_cluster_that_asks_for_a_token(su
     assert [(row["sample_id"], row["error_type"]) for row in errors] == [("broken.png#0", "not_an_image")]
 
 
-def test_the_revision_travels_with_the_job_because_git_does_not(submitted: Submitted) -> None:
+def test_the_revision_is_submitted_with_the_job(submitted: Submitted) -> None:
     versions = json.loads((submitted.output / "_job/versions.json").read_text())
     assert versions["code_revision"] == code_revision()
 
@@ -109,7 +109,7 @@ def test_the_clusters_job_details_contain_neither_the_token_nor_the_users_variab
     assert str(submitted.cluster.home) not in results[0]
 
 
-def test_the_job_is_known_by_its_file_and_not_done_again(
+def test_a_submitted_job_is_identified_by_its_file_and_not_run_again(
     submitted: Submitted, as_client: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--address", submitted.cluster.address, *submitted.arguments]
@@ -151,7 +151,7 @@ def test_the_log_has_json_events_with_job_attempt_and_sample(submitted: Submitte
     assert submitted.cluster.token not in submitted.done.stdout + submitted.done.stderr
 
 
-def test_prometheus_reads_what_the_engines_did_and_no_name_that_is_not_documented(submitted: Submitted) -> None:
+def test_prometheus_scrapes_the_metrics_of_engines_and_documented_names_only(submitted: Submitted) -> None:
     values = submitted.cluster.metrics("draftfleet", until="ray_draftfleet_samples_total")
     rows = [row for folder in ("data", "errors") for row in rows_of(submitted.output / folder)]
     telemetries = [row["telemetry"] for row in rows]

@@ -56,7 +56,7 @@ def interrupted(number: int, then: type[Exception] | None = None) -> Callable[..
     return run
 
 
-def test_an_overtaken_job_fails_with_one_line(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_superseded_job_fails_with_one_line(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def overtaken(_: Any) -> Any:
         raise Fenced("attempt 2 of out has taken over from attempt 1")
 

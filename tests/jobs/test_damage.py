@@ -25,7 +25,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.resume import is_complete, resume_lines
 from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import end, job, make_rows, plan_of, run, save, start, write_summary
-from tests.pipeline.exports.made import export, images
+from tests.pipeline.exports.small_jobs import export, images
 
 SHARDS = (Shard(0, 2), Shard(1, 2))
 UNCHECKED = ("_job/report.html", "_job/digests/", "_job/logs/")
@@ -65,8 +65,8 @@ def copy(whole: CaptionJobConfig, tmp_path: Path) -> CaptionJobConfig:
 
 
 def files_of(config: CaptionJobConfig) -> list[Path]:
-    found = (path for path in Path(config.sink.path).rglob("*") if path.is_file() and path.stat().st_size)
-    return sorted(path for path in found if not any(part in str(path) for part in UNCHECKED))
+    paths = (path for path in Path(config.sink.path).rglob("*") if path.is_file() and path.stat().st_size)
+    return sorted(path for path in paths if not any(part in str(path) for part in UNCHECKED))
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def mutated(value: Any, data: st.DataObject) -> Any:
 @given(st.data())
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("has_digests", [True, False])
-def test_a_json_file_with_other_values_is_no_traceback(
+def test_a_json_file_with_other_values_is_reported_without_a_traceback(
     sharded: CaptionJobConfig, has_digests: bool, data: st.DataObject
 ) -> None:
     """Without recorded digests, as in outputs of older versions, only values of a wrong type are found."""
@@ -186,27 +186,29 @@ def test_a_json_file_with_other_values_is_no_traceback(
             (output.parent / f"{hidden.name}{len(folder.parts)}{folder.parent.name}").rename(folder)
 
 
-@pytest.mark.parametrize("place", ["a folder", "a fifo", "nothing", "not JSON", "nested", "huge"])
+@pytest.mark.parametrize("target", ["a folder", "a fifo", "nothing", "not JSON", "nested", "huge"])
 @pytest.mark.parametrize(
     "name", ["_job/attempts/000001.json", "_job/summary.json", "_job/manifest/part-00000.parquet", "data", "notes"]
 )
-def test_what_is_no_file_is_named_and_does_not_hang(copy: CaptionJobConfig, name: str, place: str) -> None:
+def test_paths_that_are_not_regular_files_are_named_without_waiting(
+    copy: CaptionJobConfig, name: str, target: str
+) -> None:
     output = Path(copy.sink.path)
     names = {"data": "data/part-000004.parquet", "notes": "_job/files/data/part-000004.parquet.json"}
     path = output / names.get(name, name)
     path.unlink()
-    if place == "a folder":
+    if target == "a folder":
         path.mkdir()
         (path / "inside").write_bytes(b"x")
-    elif place == "a fifo":
+    elif target == "a fifo":
         os.mkfifo(path)
-    elif place == "huge":
+    elif target == "huge":
         with path.open("wb") as file:
             file.truncate(1 << 40)
         if name in ("data", "_job/manifest/part-00000.parquet"):
             os.truncate(path, 1 << 24)
     else:
-        path.write_bytes({"nothing": b"", "not JSON": b"{", "nested": b"[" * 100_000}[place])
+        path.write_bytes({"nothing": b"", "not JSON": b"{", "nested": b"[" * 100_000}[target])
     status, text = checked(copy)
     assert status == check.UNSOUND, text
     assert path.name.removesuffix(".json") in text
@@ -238,7 +240,7 @@ def test_a_damaged_manifest_and_a_damaged_result_are_both_named(copy: CaptionJob
     assert f"rows      {rows:,} in data/, 1 in errors/" in text
 
 
-def test_names_that_are_no_text_are_printed(copy: CaptionJobConfig) -> None:
+def test_file_names_that_are_not_utf_8_are_printed(copy: CaptionJobConfig) -> None:
     (Path(copy.sink.path) / "data" / os.fsdecode(b"\xff\nproblems  0.parquet")).write_bytes(b"x")
     status, text = checked(copy)
     assert status == check.UNSOUND
@@ -260,7 +262,7 @@ def test_the_samples_that_a_limit_leaves_out_are_counted(tmp_path: Path) -> None
     assert "limited" not in checked(config)[1]
 
 
-def test_a_limit_that_leaves_out_nothing_is_complete(tmp_path: Path) -> None:
+def test_a_limit_that_excludes_no_sample_makes_the_output_complete(tmp_path: Path) -> None:
     images(tmp_path / "in", ["a.png", "b.png"])
     config = job({"kind": "images", "path": str(tmp_path / "in")}, tmp_path / "out")
     plan, begun = start(plan_of(config, limit=1))

@@ -46,9 +46,9 @@ def test_a_job_whose_actor_and_driver_are_killed_resumes_to_every_row_once(tmp_p
     fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))
     assert num_saved > 0
     assert at_rest(folder / "out") == sides
-    found = deaths.rows_of(folder / "out")
-    assert found.keys() == expected.keys()
-    assert [own for own, row in found.items() if row != expected[own]] == []
+    rows = deaths.rows_of(folder / "out")
+    assert rows.keys() == expected.keys()
+    assert [own for own, row in rows.items() if row != expected[own]] == []
     assert NUM_ROWS <= (folder / "admitted").stat().st_size <= NUM_ROWS + 2 * deaths.MAX_IN_FLIGHT
 
 

@@ -20,8 +20,8 @@ def test_the_demo_accounts_for_every_row_and_shows_equal_texts(
 ) -> None:
     monkeypatch.setattr(demo, "OUT", tmp_path)
     monkeypatch.setattr(demo, "NUM_SCENES", 24)
-    for name, place in zip(("NOT_AN_IMAGE", "TRUNCATED", "NO_QUESTION"), BROKEN, strict=True):
-        monkeypatch.setattr(demo, name, place)
+    for name, index in zip(("NOT_AN_IMAGE", "TRUNCATED", "NO_QUESTION"), BROKEN, strict=True):
+        monkeypatch.setattr(demo, name, index)
     monkeypatch.setattr(demo, "BROKEN", BROKEN)
     monkeypatch.setattr(demo, "NUM_VIDEOS", 4)
     monkeypatch.setattr(demo, "NUM_PROMPTS", 4)

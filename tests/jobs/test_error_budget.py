@@ -54,7 +54,7 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
         ("pool", "max_row_s", 0.0),
     ],
 )
-def test_bounds_that_mean_nothing_are_refused(section: str, field: str, value: float) -> None:
+def test_bounds_without_a_meaning_are_refused(section: str, field: str, value: float) -> None:
     data = {**fake_job().resolved(), section: {field: value}}
     with pytest.raises(ConfigError, match=f"{section}.{field}"):
         validate(CaptionJobConfig, data, "a test")

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """The last line that a command printed, which is JSON."""
     out = capsys.readouterr().out
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    estimate: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return estimate
 
 
 def test_a_caption_pilot_predicts_the_cost_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from jobs import export as command_of_exports
 from jobs.export import DONE, FAILED, REFUSED, ROWS_REFUSED
 from pipeline.run import plan as plans
 from tests.pipeline.attempts import job, plan_of, run
-from tests.pipeline.exports.made import image_job, images
+from tests.pipeline.exports.small_jobs import image_job, images
 
 NAMES = ["a.png", "b.png"]
 

@@ -74,7 +74,7 @@ def test_the_result_does_not_depend_on_spans_batches_or_the_number_of_actors() -
     assert by_id(blocks_of(dataset_of(spans_of(48, 10), min_size=2, max_size=2))) == alone
 
 
-def test_rows_made_of_one_are_cut_into_batches_again_and_keep_their_order() -> None:
+def test_rows_of_one_sample_are_repartitioned_into_batches_in_order() -> None:
     job = fake_job(
         pool={"slots": 4, "batch_rows": 8}, source={"kind": "videos", "path": "in", "video": {"clip_s": 1.0}}
     )
@@ -123,7 +123,7 @@ def remote_arguments(dataset: Dataset) -> dict[str, dict[str, Any]]:
     return stages
 
 
-def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> None:
+def test_node_labels_of_decoding_and_models_reach_the_plan_of_ray() -> None:
     pool = {"label_selector": {"zone": "in(a, b)"}, "decode_label_selector": {"pool": "!gpu"}}
     result = remote_arguments(dataset_of(spans_of(8, 8), num_gpus=0.5, accelerator_type="H100", **pool))
     actors = next(arguments for name, arguments in result.items() if "Generate" in name)
@@ -136,7 +136,7 @@ def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> No
     assert [name for name, arguments in plain.items() if "label_selector" in arguments] == []
 
 
-def test_tasks_that_cut_blocks_leave_the_cpus_to_decoding() -> None:
+def test_tasks_that_repartition_blocks_reserve_no_cpus() -> None:
     stages = remote_arguments(dataset_of(spans_of(8, 8)))
     cpus = {name: arguments.get("num_cpus") for name, arguments in stages.items()}
     cut = next(value for name, value in cpus.items() if name.startswith("StreamingRepartition"))
@@ -156,5 +156,5 @@ def test_a_pool_starts_with_the_requested_number_of_actors() -> None:
 
 def test_nodes_that_fit_their_conditions_run_every_stage() -> None:
     selectors = {"label_selector": {"pool": "!tpu"}, "decode_label_selector": {"pool": "!gpu"}}
-    found = by_id(blocks_of(dataset_of(spans_of(20, 10), **selectors)))
-    assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(20)]
+    rows_by_id = by_id(blocks_of(dataset_of(spans_of(20, 10), **selectors)))
+    assert [row["sample_id"] for row in rows_by_id] == [f"s{index:03}" for index in range(20)]

@@ -36,15 +36,15 @@ def run(folder: Path, source: dict[str, Any], prompt: str = "What?") -> dict[str
 
 def outcomes(output: Path) -> dict[str, str]:
     """The code of every row by id, after checking that none occurs twice and that each is in the right folder."""
-    found: list[tuple[str, str]] = []
+    id_codes: list[tuple[str, str]] = []
     for side in ("data", "errors"):
         for path in sorted((output / side).glob("*.parquet")):
             for row in pq.read_table(path, columns=["sample_id", "error_type", "error_message"]).to_pylist():
                 assert bool(row["error_type"]) == bool(row["error_message"]) == (side == "errors"), row["sample_id"]
                 assert len(row["error_message"]) <= 500, row["sample_id"]
-                found.append((row["sample_id"], row["error_type"]))
-    codes = dict(found)
-    assert len(codes) == len(found), "an id is there twice"
+                id_codes.append((row["sample_id"], row["error_type"]))
+    codes = dict(id_codes)
+    assert len(codes) == len(id_codes), "an id is there twice"
     assert set(codes.values()) <= {"", *ERROR_CODES}
     return codes
 
@@ -60,7 +60,7 @@ def test_there_are_many_hostile_inputs_of_every_sort() -> None:
     assert sum(map(len, sorts.values())) >= 300
 
 
-def test_pictures_uris_prompts_ids_and_damaged_parquet_files(tmp_path: Path) -> None:
+def test_hostile_images_uris_prompts_ids_and_parquet_files_are_error_rows(tmp_path: Path) -> None:
     expected = corpus.write_rows(tmp_path / "in")
     codes = run(tmp_path, corpus.rows_source(tmp_path / "in"), "{ask}")
     assert unexpected(codes, expected) == {}
@@ -72,7 +72,7 @@ def test_pictures_uris_prompts_ids_and_damaged_parquet_files(tmp_path: Path) -> 
     assert sum(code == "broken_shard" for code in others.values()) >= len(corpus.damaged_parquets()) // 2
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
+def test_damaged_archives_are_error_rows(tmp_path: Path) -> None:
     num_archives = corpus.write_tars(tmp_path / "in")
     codes = run(tmp_path, {"kind": "webdataset", "path": str(tmp_path / "in")})
     assert [codes[f"whole.tar#{row}"] for row in range(3)] == ["", "", ""]
@@ -85,7 +85,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     assert codes["names that climb.tar#0"] == ""  # names are only names
 
 
-def test_damaged_lines(tmp_path: Path) -> None:
+def test_damaged_lines_are_error_rows(tmp_path: Path) -> None:
     num_rows = corpus.write_lines(tmp_path / "in")
     codes = run(tmp_path, {"kind": "jsonl", "path": str(tmp_path / "in"), "span_max_rows": 10}, "{ask}")
     sound = {f"lines.jsonl#{row}": corpus.OK for row in range(0, num_rows, 2)}
@@ -94,7 +94,7 @@ def test_damaged_lines(tmp_path: Path) -> None:
     assert {codes[f"{name}#0"] for name in ("cut.jsonl.gz", "packed.jsonl.gz", "noise.jsonl.zst")} != {""}
 
 
-def test_damaged_videos_of_which_one_ends_the_decoders_process(tmp_path: Path) -> None:
+def test_damaged_videos_are_error_rows_also_if_one_ends_the_decoding_process(tmp_path: Path) -> None:
     expected = corpus.write_videos(tmp_path / "in")
     source = {"kind": "videos", "path": str(tmp_path / "in"), "video": {"num_frames": 4, "worker_max_bytes": 512 << 20}}
     codes = run(tmp_path, source)

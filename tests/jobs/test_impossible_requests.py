@@ -149,7 +149,7 @@ def test_engines_and_vq_decoders_are_resolved_together(
     job = yaml.safe_load((ROOT / "configs/jobs/zoo_images_plain.yaml").read_text())
     job["source"], job["prompt"] = {"kind": "text", "path": str(tmp_path / "in.txt")}, "{text}"
     job["sink"] = {"path": str(tmp_path / "out")}
-    job["model"] = {name: {**one, "path": str(ROOT / one["path"])} for name, one in job["model"].items()}
+    job["model"] = {name: {**section, "path": str(ROOT / section["path"])} for name, section in job["model"].items()}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert synthesize.main(["--config", str(tmp_path / "job.yaml"), *overrides, "--dry-run"]) == 0
     assert f"\ngpus     {line}\n" in capsys.readouterr().out

@@ -65,8 +65,8 @@ def all_but(num_good: int) -> Fails:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out/_job/summary.json").read_text())
-    return found
+    totals: dict[str, Any] = json.loads((folder / "out/_job/summary.json").read_text())
+    return totals
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_the_status_of_a_job_is_that_of_its_rows_also_if_nothing_is_missing(
         failures = [line for line in output.err.splitlines() if line.startswith("the job failed: ")]
         assert len(failures) == (status != DONE)
         assert all(f"engine_died ({num_rows - num_good})" in line and "about engine_died" in line for line in failures)
-    found = summary_of(tmp_path)["verdict"]
-    assert found["outcome"] == {DONE: "done", NO_RESULT: "no_result", TOO_MANY_ERRORS: "too_many_errors"}[status]
+    verdict = summary_of(tmp_path)["verdict"]
+    assert verdict["outcome"] == {DONE: "done", NO_RESULT: "no_result", TOO_MANY_ERRORS: "too_many_errors"}[status]
     page = (tmp_path / "out/_job/report.html").read_text()
     assert ('<span class="badge bad">failed</span>' in page) == (status != DONE)
     assert ('<span class="badge ok">done</span>' in page) == (status == DONE)
@@ -116,8 +116,8 @@ def test_a_limit_and_a_shard_are_judged_by_the_rows_that_they_have(tmp_path: Pat
     assert command(all_but(4)).main(arguments) == TOO_MANY_ERRORS
     sharded = [*arguments, f"sink.path={tmp_path}/shards"]
     fails: Fails = lambda sample_id: int(sample_id.rpartition("#")[2]) < 20  # noqa: E731
-    found = [command(fails).main([*sharded, "--shard", f"{number}/2"]) for number in (0, 1)]
-    assert found == [NO_RESULT, DONE]
+    statuses = [command(fails).main([*sharded, "--shard", f"{number}/2"]) for number in (0, 1)]
+    assert statuses == [NO_RESULT, DONE]
 
 
 def test_a_source_that_turns_out_to_be_empty_is_no_failure(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_an_output_of_a_job_without_a_limit_resumes_under_the_new_default(tmp_pa
     by_default = ["--config", str(job_file(tmp_path, 30))]
     arguments = [*by_default, "job.max_error_share=null"]
     assert command(all_but(5)).main(arguments) == DONE
-    found = summary_of(tmp_path)
-    del found["verdict"], found["error_examples"]  # as older versions wrote it
-    (tmp_path / "out/_job/summary.json").write_text(json.dumps(found))
+    totals = summary_of(tmp_path)
+    del totals["verdict"], totals["error_examples"]  # as older versions wrote it
+    (tmp_path / "out/_job/summary.json").write_text(json.dumps(totals))
     assert command(all_but(5)).main(by_default) == TOO_MANY_ERRORS
     assert command(all_but(30)).main([*arguments, "--retry-errors"]) == DONE
 

@@ -45,8 +45,8 @@ def run(rows: list[dict[str, Any]], folder: Path, ledger: CrashLedgerClient, **p
     )
     blocks = ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
     assert all(block["sample_id"].to_pylist() == sorted(block["sample_id"].to_pylist()) for block in blocks)
-    found: list[dict[str, Any]] = pa.concat_tables(blocks).sort_by("sample_id").to_pylist()
-    return found
+    sorted_rows: list[dict[str, Any]] = pa.concat_tables(blocks).sort_by("sample_id").to_pylist()
+    return sorted_rows
 
 
 def deaths_of(folder: Path, sample_id: str) -> int:
@@ -58,11 +58,11 @@ def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_pa
     assert num_steps_of("s019") > 1, "it must die in mid-generation"
     words = {5: "POISON", 19: "LATE", 33: "SEGFAULT"}
     with open_ledger() as ledger:
-        found = run(rows_of(56, words), tmp_path, ledger, min_size=2, max_size=2)
-    assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(56)]
-    codes = {row["sample_id"]: row["error_type"] for row in found if row["error_type"]}
+        rows = run(rows_of(56, words), tmp_path, ledger, min_size=2, max_size=2)
+    assert [row["sample_id"] for row in rows] == [f"s{index:03}" for index in range(56)]
+    codes = {row["sample_id"]: row["error_type"] for row in rows if row["error_type"]}
     assert codes == {"s005": "engine_died", "s019": "engine_died", "s033": "decoder_died"}
-    texts = [(row["row_index"], row["generated_text"], row["status"]) for row in found if not row["error_type"]]
+    texts = [(row["row_index"], row["generated_text"], row["status"]) for row in rows if not row["error_type"]]
     assert texts == [
         (index, f"user: <image> ask {index} / [{18 * index}]", "success") for index in range(56) if index not in words
     ]
@@ -79,6 +79,6 @@ def test_too_many_failed_rows_end_the_job_with_their_codes(tmp_path: Path) -> No
         assert len(run(rows, tmp_path, ledger)) == 64
 
 
-def test_what_ends_a_job_otherwise_stays_its_own_error(tmp_path: Path) -> None:
+def test_other_errors_that_end_a_job_keep_their_type(tmp_path: Path) -> None:
     with open_ledger(max_error_share=0.0) as ledger, pytest.raises(RayError), job_error(ledger):
         ray.get(ray.remote(lambda: 1 // 0).remote())

@@ -30,7 +30,7 @@ def test_a_ray_that_this_process_runs_already_is_used_and_left_running() -> None
     assert ray.is_initialized()
 
 
-def test_the_environment_is_given_back_also_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_restored_also_if_the_block_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
 

@@ -194,7 +194,7 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_refused_by_name_with_exit_status_2_and_without_ray(
+def test_an_invalid_job_is_refused_by_name_with_exit_status_2_and_without_ray(
     case: str, job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The costly mask takes half a second or more by the processor, usual ones a millisecond.

@@ -50,7 +50,7 @@ def test_a_job_reads_from_s3_and_writes_to_s3(name: str, bucket: Any) -> None:
     assert bucket.exists(f"{BUCKET}/{given.kind}/out/_job/summary.json")
 
 
-def test_a_store_that_falters_costs_a_job_nothing(bucket: Any) -> None:
+def test_transient_faults_of_a_store_do_not_change_the_output(bucket: Any) -> None:
     given = INPUTS["JSONL `.gz`"]
     bucket.pipe({f"{BUCKET}/faults/in/{path}": data for path, data in given.files().items()})
     source = {"kind": given.kind, "path": f"s3://{BUCKET}/faults/in", "columns": given.columns}

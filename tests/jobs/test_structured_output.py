@@ -52,18 +52,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> dict[str,
     (folder / "schema.json").write_text(json.dumps(SCHEMA, ensure_ascii=False), encoding="utf-8")
     cases = {name: (*more, "sampling.max_new_tokens=90") for name, more in METHODS.items()}
     cases["short"] = (*METHODS["forced"], "sampling.max_new_tokens=20")
-    found = {}
+    rows_by_job = {}
     for name, more in cases.items():
-        places = [
+        overrides = [
             f"source.path={folder}/source",
             f"sink.path={folder}/{name}",
             f"output.json_schema={folder}/schema.json",
         ]
-        models = [f"model.{one}.path={ROOT}/zoo/checkpoints/caption_{one}" for one in ("target", "drafter")]
-        assert caption.main(["--config", CONFIG, *places, *models, "job.progress=false", "pool.slots=4", *more]) == 0
+        models = [f"model.{name}.path={ROOT}/zoo/checkpoints/caption_{name}" for name in ("target", "drafter")]
+        assert caption.main(["--config", CONFIG, *overrides, *models, "job.progress=false", "pool.slots=4", *more]) == 0
         tables = [pq.read_table(path) for path in sorted((folder / name / "data").glob("*.parquet"))]
-        found[name] = {row["sample_id"]: row for table in tables for row in table.to_pylist()}
-    return found
+        rows_by_job[name] = {row["sample_id"]: row for table in tables for row in table.to_pylist()}
+    return rows_by_job
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -91,6 +91,6 @@ def test_rows_without_room_for_the_end_are_truncated(rows: dict[str, dict[str, d
 def test_the_schema_belongs_to_the_content_of_a_job() -> None:
     path = str(ROOT / "configs/jobs/zoo_caption.yaml")
     free = load_job(CaptionJobConfig, path)
-    one, other = (load_job(CaptionJobConfig, path, (f"output.regex={regex}",)) for regex in ("a", "b"))
+    first, other = (load_job(CaptionJobConfig, path, (f"output.regex={regex}",)) for regex in ("a", "b"))
     assert "output" not in free.content({})
-    assert len({job.fingerprint({}) for job in (free, one, other)}) == 3
+    assert len({job.fingerprint({}) for job in (free, first, other)}) == 3

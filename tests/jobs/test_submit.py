@@ -108,11 +108,11 @@ def test_an_installed_package_uploads_only_the_job_file_and_names_its_version(
     own = tmp_path / "mine.yaml"
     own.write_text(Path(CAPTION[1]).read_text())
     monkeypatch.chdir(tmp_path)
-    for job_file, place in ((str(own), "submitted/mine.yaml"), ("zoo_caption", "zoo_caption")):
+    for job_file, name in ((str(own), "submitted/mine.yaml"), ("zoo_caption", "zoo_caption")):
         assert submit.main(["--config", job_file, *CAPTION[2:], *ADDRESS, "--again"]) == submit.DONE
         words = shlex.split(client.submitted[-1]["entrypoint"])
-        assert words[:4] == ["draftfleet", "caption", "--config", place]
-        assert client.archives[-1] == ([place] if "/" in place else [])
+        assert words[:4] == ["draftfleet", "caption", "--config", name]
+        assert client.archives[-1] == ([name] if "/" in name else [])
     variables = {submit.STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S), submit.VERSION_VARIABLE: version()}
     assert client.submitted[-1]["runtime_env"]["env_vars"] == variables
 
@@ -129,9 +129,7 @@ def test_code_of_the_user_is_shipped_beside_the_job_file(client: Client, tmp_pat
     assert shipped == {"submitted/mine.yaml", "submitted/mine_package/drafter.py", "submitted/mine_words.py"}
 
 
-def test_a_module_that_is_not_there_is_refused_before_the_submission(
-    client: Client, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_module_is_refused_before_the_submission(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = "method={drafter: {kind: 'mine_nowhere:Mine'}}"
     assert submit.main([*CAPTION, *ADDRESS, drafter]) == submit.REFUSED
     assert "refused: method.drafter: mine_nowhere:Mine: there is no module" in capsys.readouterr().err
@@ -204,7 +202,7 @@ def test_every_shard_is_a_submission_of_its_own_and_only_those_that_failed_are_r
     commands = [shlex.split(made["entrypoint"])[-2:] for made in client.submitted]
     assert commands == [["--shard", "0/3"], ["--shard", "1/3"], ["--shard", "2/3"]]
     ids = [made["submission_id"] for made in client.submitted]
-    assert len({one.rpartition("-")[0] for one in (*ids, f"{stem(*CAPTION)}-1")}) == 4
+    assert len({submission_id.rpartition("-")[0] for submission_id in (*ids, f"{stem(*CAPTION)}-1")}) == 4
     assert submit.main([*shards, "--detach"]) == submit.REFUSED
     assert f"RUNNING already as {ids[0]}" in capsys.readouterr().err
     client.jobs[ids[0]].status, client.jobs[ids[1]].status = "SUCCEEDED", "FAILED"
@@ -264,7 +262,7 @@ def test_the_log_is_shown_once_whole_also_when_the_connection_is_cut(
     assert output.endswith("captioning 4 files\ndone\n")
 
 
-def test_a_cluster_that_is_gone_ends_following(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_ends_if_the_cluster_is_unreachable(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.num_cuts = 10**6
     monkeypatch.setattr(pipeline.cluster.jobs, "MAX_LOST_CONNECTIONS", 3)
     assert submit.main([*CAPTION, *ADDRESS]) == submit.FAILED
@@ -304,7 +302,7 @@ def test_the_last_submission_of_a_job_is_asked_for_and_stopped_by_its_file(
     assert client.submitted == []
 
 
-def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_for_unknown_submissions_are_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     for asked in ("--status", "--follow", "--stop"):
         assert submit.main([*ADDRESS, asked, "gone-1"]) == submit.REFUSED, asked
     assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.REFUSED
@@ -317,7 +315,7 @@ def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.
     assert "--address: give the address of the cluster's dashboard" in output
 
 
-def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
+def test_jobs_that_cannot_run_on_a_cluster_are_refused_before_the_upload(
     client: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -336,7 +334,7 @@ def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
     assert client.submitted == []
 
 
-def test_only_named_variables_travel_and_no_credentials() -> None:
+def test_only_named_variables_are_submitted_and_no_credentials() -> None:
     mine = {
         "AWS_REGION": "x-1",
         "AWS_SECRET_ACCESS_KEY": "hush-1",

@@ -21,7 +21,7 @@ from pipeline.storage.output_dir import OutputDir
 
 def result_table(completions: list[Completion], errors: list[str]) -> pa.Table:
     """Rows of the result schema from completions and codes of rows that never ran."""
-    values = [result_values(one) for one in (*completions, *(failed("", code, "why") for code in errors))]
+    values = [result_values(completion) for completion in (*completions, *(failed("", code, "why") for code in errors))]
     columns = {}
     for field in result_schema():
         if field.name == "telemetry":
@@ -50,8 +50,8 @@ def completion_of(histogram: tuple[int, ...], num_tokens: int, reason: str = "st
 
 def write(directory: OutputDir, number: int, table: pa.Table) -> None:
     publisher = Publisher(directory, Format(result_schema()), 1, "f00d")
-    for one in publisher.spool(number, [table]):
-        publisher.publish(one.folder, number, [one])
+    for file in publisher.spool(number, [table]):
+        publisher.publish(file.folder, number, [file])
 
 
 @pytest.fixture
@@ -64,25 +64,25 @@ def output(tmp_path: Path) -> OutputDir:
 
 
 def test_totals_follow_from_the_rows(output: OutputDir) -> None:
-    found = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
-    assert found.num_samples == 6
-    assert found.by_status == {"error": 3, "success": 2, "truncated": 1}
-    assert found.errors_by_type == {"not_an_image": 2, "broken_image": 1}
-    assert found.samples_per_s == 1.5
-    assert found.num_generated_tokens == 24
-    assert found.tokens_per_s == 12.0
-    assert found.engine_s == pytest.approx(3.0)
-    assert found.tokens_per_engine_s == pytest.approx(8.0)
-    assert (found.prefill_ms, found.draft_ms, found.verify_ms) == (300.0, 600.0, 2100.0)
+    totals = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
+    assert totals.num_samples == 6
+    assert totals.by_status == {"error": 3, "success": 2, "truncated": 1}
+    assert totals.errors_by_type == {"not_an_image": 2, "broken_image": 1}
+    assert totals.samples_per_s == 1.5
+    assert totals.num_generated_tokens == 24
+    assert totals.tokens_per_s == 12.0
+    assert totals.engine_s == pytest.approx(3.0)
+    assert totals.tokens_per_engine_s == pytest.approx(8.0)
+    assert (totals.prefill_ms, totals.draft_ms, totals.verify_ms) == (300.0, 600.0, 2100.0)
 
 
 def test_the_acceptance_length_counts_the_bonus_token_over_all_steps(output: OutputDir) -> None:
-    found = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
-    assert found.num_steps == 10
-    assert found.num_accepted_draft_tokens == 12
-    assert found.mean_acceptance_length == pytest.approx(2.2)
-    assert found.acceptance_histogram == [3, 2, 5]
-    assert found.acceptance_by_position == [0.7, 0.5]
+    totals = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
+    assert totals.num_steps == 10
+    assert totals.num_accepted_draft_tokens == 12
+    assert totals.mean_acceptance_length == pytest.approx(2.2)
+    assert totals.acceptance_histogram == [3, 2, 5]
+    assert totals.acceptance_by_position == [0.7, 0.5]
 
 
 def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> None:
@@ -96,18 +96,18 @@ def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> No
 
 def test_samples_are_counted_by_their_first_rows(tmp_path: Path) -> None:
     directory = OutputDir(str(tmp_path))
-    places = [  # (clip_index, prompt_index)
+    positions = [  # (clip_index, prompt_index)
         *[(index, None) for index in range(3)],  # a video in three clips
         *[(index, prompt) for index in range(2) for prompt in range(2)],  # two clips, each asked twice
         (None, None),  # an image
         (None, 0),
         (None, 1),  # an image asked twice
     ]
-    table = result_table([completion_of((1,), 2)] * len(places), [])
-    for place, name in enumerate(summary.PLACES):
+    table = result_table([completion_of((1,), 2)] * len(positions), [])
+    for number, name in enumerate(summary.PLACES):
         column = table.schema.get_field_index(name)
         table = table.set_column(
-            column, table.schema.field(column), pa.array([row[place] for row in places], pa.int32())
+            column, table.schema.field(column), pa.array([row[number] for row in positions], pa.int32())
         )
     write(directory, 0, table)
     whole = summary.count(directory, summary.Summary("job", "chain", "lossless", 1.0))
@@ -115,24 +115,24 @@ def test_samples_are_counted_by_their_first_rows(tmp_path: Path) -> None:
 
 
 def test_wait_times_are_reported_as_shares(output: OutputDir) -> None:
-    found = summary.count(
+    totals = summary.count(
         output, summary.Summary("job", "chain", "lossless", 2.0, Waits(idle_s=1.0, queued_s=3.0, total_s=4.0))
     )
-    assert "waiting            actors for input 25 %, input for actors 75 %" in summary.show(found)
-    result = found.to_json()
+    assert "waiting            actors for input 25 %, input for actors 75 %" in summary.show(totals)
+    result = totals.to_json()
     assert (result["actors_waited_share"], result["input_waited_share"]) == (0.25, 0.75)
-    assert summary.combine([found, found]).waits == Waits(2.0, 6.0, 8.0)
+    assert summary.combine([totals, totals]).waits == Waits(2.0, 6.0, 8.0)
 
 
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
-    one = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
-    both = summary.combine([one, one])
+    summary_of_job = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
+    both = summary.combine([summary_of_job, summary_of_job])
     assert both.num_samples == 12
     assert both.wall_s == 4.0
-    assert both.samples_per_s == one.samples_per_s
-    assert both.mean_acceptance_length == one.mean_acceptance_length
+    assert both.samples_per_s == summary_of_job.samples_per_s
+    assert both.mean_acceptance_length == summary_of_job.mean_acceptance_length
     assert both.errors_by_type == {"not_an_image": 4, "broken_image": 2}
-    assert one.num_samples == 6
+    assert summary_of_job.num_samples == 6
 
 
 def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: P
     write(directory, 0, table.set_column(column, table.schema.field(column), attempts))
     directory.take_attempt({}, 1)
     directory.take_attempt({}, 2)
-    found = summary.count(directory, summary.Summary("job", "chain", "lossless", 2.0))
-    assert (found.num_samples, found.num_made, found.num_tokens_made) == (5, 1, 3)
-    assert (found.samples_per_s, found.tokens_per_s) == (0.5, 1.5)
-    assert "attempt            2, which made 1 rows" in summary.show(found)
+    totals = summary.count(directory, summary.Summary("job", "chain", "lossless", 2.0))
+    assert (totals.num_samples, totals.num_made, totals.num_tokens_made) == (5, 1, 3)
+    assert (totals.samples_per_s, totals.tokens_per_s) == (0.5, 1.5)
+    assert "attempt            2, which made 1 rows" in summary.show(totals)
 
 
-def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tmp_path: Path) -> None:
+def test_trials_are_shown_with_the_interval_and_outcome_of_each_method(tmp_path: Path) -> None:
     directory = OutputDir(str(tmp_path))
     table = result_table([completion_of((2,), 3)] * 6, ["not_an_image"])
     method = pa.array(["plain", "chain", "chain", "chain", "plain", "chain", "auto"])
@@ -160,9 +160,9 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
         CandidateResult("lookup", None, None, None, 1.0, 0, "failed to draft for 2 rows"),
     )
     choice = TrialResult("chain", "first rows", 96, 2, 40.0, standings)
-    found = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5)))
-    assert found.by_method == {"chain": 4, "plain": 2}
-    lines = found.lines()
+    totals = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5)))
+    assert totals.by_method == {"chain": 4, "plain": 2}
+    lines = totals.lines()
     assert ("decoded by", "4 chain, 2 plain") in lines
     assert ("kept", "in 5 trials: 5 chain") in lines
     assert ("  tried on", "96 rows in 2 rounds, first rows") in lines
@@ -171,8 +171,8 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
     assert ("    plain", "20 ms per sample, acceptance length 1.00, 32 rows: slower") in lines
     assert ("    lookup", "failed to draft for 2 rows") in lines
     assert ("  and more", "2 further trials are in _job/summary.json") in lines
-    kept = found.to_json()["waits"]["choices"][0]
+    kept = totals.to_json()["waits"]["choices"][0]
     assert (kept["method"], kept["standings"][0]["low_s"]) == ("chain", 0.0118)
     early = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0))
     assert ("kept", "none yet: no engine had rows enough to choose") in early.lines()
-    assert summary.combine([found, early]).by_method == {"chain": 8, "plain": 4}
+    assert summary.combine([totals, early]).by_method == {"chain": 8, "plain": 4}

@@ -88,9 +88,9 @@ def blocks_of(dataset: Dataset) -> list[pa.Table]:
 
 def by_id(blocks: list[pa.Table]) -> dict[str, dict[str, Any]]:
     rows = pa.concat_tables(blocks).to_pylist()
-    found = {row["sample_id"]: {**row, "row_index": None} for row in rows}
-    assert len(found) == len(rows)
-    return found
+    rows_by_id = {row["sample_id"]: {**row, "row_index": None} for row in rows}
+    assert len(rows_by_id) == len(rows)
+    return rows_by_id
 
 
 @pytest.fixture(scope="module")

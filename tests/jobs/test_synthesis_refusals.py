@@ -235,7 +235,7 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_refused_by_name_with_exit_status_2_and_without_ray(
+def test_an_invalid_job_is_refused_by_name_with_exit_status_2_and_without_ray(
     case: str, job_file: Path, folders: ImageFolders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil, expected = CASES[case]
@@ -276,7 +276,7 @@ def test_a_dry_run_shows_ready_features_and_unusable_rows(
     assert "none of the first 1 rows can be used:\n  rows.parquet#0: invalid_condition" in output
 
 
-def test_what_decides_the_images_decides_the_fingerprint_and_nothing_else_does(job_file: Path) -> None:
+def test_the_fingerprint_changes_with_fields_that_determine_the_images_and_with_no_other(job_file: Path) -> None:
     from configs.load import load_job
     from configs.synthesis import SynthesizeJobConfig
 

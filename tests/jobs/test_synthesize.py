@@ -69,13 +69,13 @@ def run(job: dict[str, Any], folder: Path, *arguments: str) -> Path:
 
 def rows_of(output: Path, *parts: str) -> dict[str, dict[str, Any]]:
     """All rows of some folders by sample id, of which none is there twice."""
-    found: dict[str, dict[str, Any]] = {}
+    rows_by_id: dict[str, dict[str, Any]] = {}
     for part in parts or ("data", "errors"):
         for path in sorted((output / part).glob("*.parquet")):
             for row in pq.read_table(path).to_pylist():
-                assert row["sample_id"] not in found
-                found[row["sample_id"]] = row
-    return found
+                assert row["sample_id"] not in rows_by_id
+                rows_by_id[row["sample_id"]] = row
+    return rows_by_id
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def drafted(folders: ImageFolders, tmp_path_factory: pytest.TempPathFactory, loc
     return run(job, folder)
 
 
-def test_every_prompt_gives_three_rows_good_or_bad(drafted: Path) -> None:
+def test_every_prompt_gives_three_rows_with_images_or_errors(drafted: Path) -> None:
     good, bad = rows_of(drafted, "data"), rows_of(drafted, "errors")
     assert set(good) == {f"{name}#{replica}" for name in GOOD for replica in range(3)}
     assert {name: row["error_type"] for name, row in bad.items()} == {
@@ -129,7 +129,7 @@ def test_every_prompt_gives_three_rows_good_or_bad(drafted: Path) -> None:
         )
 
 
-def test_rows_say_how_their_images_were_drawn(drafted: Path) -> None:
+def test_rows_record_the_sampling_of_their_images(drafted: Path) -> None:
     for row in rows_of(drafted, "data").values():
         name = row["prompt_id"]
         assert (row["prompt"], row["temperature"], row["seed"]) == (
@@ -152,7 +152,7 @@ def test_images_of_a_prompt_differ_unless_they_are_greedy(drafted: Path) -> None
         assert len(different) == (1 if TEMPERATURES.get(name) == 0.0 else 3)
 
 
-def test_an_image_is_what_the_vq_model_makes_of_its_codes(drafted: Path, folders: ImageFolders) -> None:
+def test_an_image_is_the_output_of_the_vq_model_for_its_codes(drafted: Path, folders: ImageFolders) -> None:
     painter = VqPainter(load_vq(CheckpointRef(str(folders.vq)), "float32", CPU), images.GRID, CPU)
     rows = list(rows_of(drafted, "data").values())
     expected, _ = painter.paint(np.array([row["codes"] for row in rows]))
@@ -166,11 +166,11 @@ def test_an_image_is_what_the_vq_model_makes_of_its_codes(drafted: Path, folders
 
 def test_the_output_opens_with_images_in_datasets_and_as_it_is_elsewhere(drafted: Path, tmp_path: Path) -> None:
     data = drafted / "data"
-    found = datasets.load_dataset("parquet", data_dir=str(data), split="train", cache_dir=str(tmp_path))
-    assert isinstance(found.features["image"], datasets.Image)
+    dataset = datasets.load_dataset("parquet", data_dir=str(data), split="train", cache_dir=str(tmp_path))
+    assert isinstance(dataset.features["image"], datasets.Image)
     expected = rows_of(drafted, "data")
-    assert found.num_rows == len(expected) == 3 * len(GOOD)
-    for row in found:
+    assert dataset.num_rows == len(expected) == 3 * len(GOOD)
+    for row in dataset:
         assert row["image"].size == (IMAGE_PX, IMAGE_PX)
         assert row["codes"] == expected[row["sample_id"]]["codes"]
     frame = pd.read_parquet(data)
@@ -293,18 +293,18 @@ def test_classes_are_drawn_with_a_smaller_model_and_lanterns_rule_and_shown_on_a
         "job": {"progress": False},
     }
     output = run(job, tmp_path, "--limit", "5")
-    found = rows_of(output)
-    assert {name: row["error_type"] for name, row in found.items()} == {
+    rows = rows_of(output)
+    assert {name: row["error_type"] for name, row in rows.items()} == {
         "<k0>#0": "", "<k1>#0": "", "<k2>#0": "invalid_condition", "<k3>#0": "invalid_condition", "<k4>#0": ""
     }  # fmt: skip
-    assert [row["label"] for row in found.values() if not row["error_type"]] == [0, 3, 4]
-    assert {row["verify_mode"] for row in found.values()} == {"lossy"}
-    assert sum(row["telemetry"]["num_relaxed_accepts"] for row in found.values()) > 0
-    assert {row["prompt"] for row in found.values() if not row["error_type"]} == {
+    assert [row["label"] for row in rows.values() if not row["error_type"]] == [0, 3, 4]
+    assert {row["verify_mode"] for row in rows.values()} == {"lossy"}
+    assert sum(row["telemetry"]["num_relaxed_accepts"] for row in rows.values()) > 0
+    assert {row["prompt"] for row in rows.values() if not row["error_type"]} == {
         "a picture of 0", "a picture of 3", "a picture of 4.0"
     }  # fmt: skip
-    assert "codes" not in next(iter(found.values()))
-    image = Image.open(io.BytesIO(found["<k0>#0"]["image"]["bytes"]))
+    assert "codes" not in next(iter(rows.values()))
+    image = Image.open(io.BytesIO(rows["<k0>#0"]["image"]["bytes"]))
     assert (image.format, image.size) == ("WEBP", (IMAGE_PX, IMAGE_PX))
     page = (output / "_job/report.html").read_text()
     assert page.count("<article>") == 5

@@ -67,13 +67,13 @@ def weights_of(folder: Path) -> Weights:
     return load_file(file)
 
 
-def same(one: Weights, other: Weights) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(weights: Weights, other: Weights) -> bool:
+    return weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in weights)
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "training.json").read_text())["measured"]
-    return found
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())["measured"]
+    return record
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "block", "layer_cut"])
-def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
+def test_a_trained_head_drafts_in_a_caption_job_without_changing_its_text(
     kind: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "head"
@@ -120,12 +120,12 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     assert str(out) in output.out
     assert "step 4/4 loss" in output.err
     assert "rows/s" in output.err
-    found = measured(out)
-    assert found["left_out"] == {"not_an_image": 1, "missing_answer": 1}
-    assert found["num_held_out_rows"] == 2
-    assert found["mean_acceptance_length"] >= 1.0
-    assert found["num_decoded"] == 2
-    assert 0 <= found["top1_accuracy"] <= found["top3_accuracy"] <= 1
+    metrics = measured(out)
+    assert metrics["left_out"] == {"not_an_image": 1, "missing_answer": 1}
+    assert metrics["num_held_out_rows"] == 2
+    assert metrics["mean_acceptance_length"] >= 1.0
+    assert metrics["num_decoded"] == 2
+    assert 0 <= metrics["top1_accuracy"] <= metrics["top3_accuracy"] <= 1
     assert not list(out.glob("*.bin")) + list(out.glob("*.pt")), "nothing that is kept needs unpickling"
     assert not (out / "_job" / "checkpoint.pt").exists()
     _, image, _, prompt = sample_scenes("test", 1, 9)[0]
@@ -144,15 +144,15 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     assert texts[0] == texts[1]
 
 
-def test_every_row_is_taught_held_out_or_counted(source: Path, tmp_path: Path) -> None:
+def test_every_row_is_trained_on_held_out_or_counted(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
     assert main(command(source, out, "training.held_out_rows=16", "training.num_steps=8")) == DONE
-    found = measured(out)
-    assert found["num_epochs"] >= 2
-    assert found["num_taught_rows"] + found["num_held_out_rows"] + sum(found["left_out"].values()) == 16
+    metrics = measured(out)
+    assert metrics["num_epochs"] >= 2
+    assert metrics["num_taught_rows"] + metrics["num_held_out_rows"] + sum(metrics["left_out"].values()) == 16
 
 
-def test_any_family_can_be_taught(tmp_path: Path) -> None:
+def test_a_head_is_trained_for_any_family(tmp_path: Path) -> None:
     """Qwen's processors give more than pixels; its positions have three axes."""
     toys.save("qwen2_5_vl", tmp_path / "target")
     tokenizer = toys.processor("qwen2_5_vl").tokenizer
@@ -266,16 +266,16 @@ def image_job(world: Path, out: Path, kind: str, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", image_toys.KINDS)
-def test_a_head_for_images_is_taught_in_both_lanes_and_drafts_at_once(
+def test_a_head_for_images_is_trained_in_both_lanes_and_drafts_without_conversion(
     kind: str, image_world: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "head"
     assert main(image_job(image_world, out, kind)) == DONE
-    found = measured(out)
+    metrics = measured(out)
     wrong = {"wrong_codes": 2} if kind == "text" else {"wrong_codes": 2, "invalid_condition": 1}
-    assert sum(found["left_out"].values()) + found["num_taught_rows"] <= 24
-    assert found["left_out"].items() <= wrong.items()
-    assert (found["num_held_out_rows"], found["num_decoded"]) == (3, 2)
+    assert sum(metrics["left_out"].values()) + metrics["num_taught_rows"] <= 24
+    assert metrics["left_out"].items() <= wrong.items()
+    assert (metrics["num_held_out_rows"], metrics["num_decoded"]) == (3, 2)
     target = image_toys.target(kind)
     head = load_head(image_head(EAGLE, target.gpt.shape), CheckpointRef(str(out)), "auto", torch.device("cpu"))
     assert torch.equal(head.embed_tokens.weight, target.gpt.embed_tokens.weight)
@@ -378,7 +378,7 @@ def finished(folder: Path) -> None:
         (finished, (), "holds a finished head"),
     ],
 )
-def test_a_run_that_cannot_be_taken_up_is_refused(
+def test_a_run_that_cannot_be_resumed_is_refused(
     spoil: Callable[[Path], None] | None,
     overrides: tuple[str, ...],
     message: str,
@@ -404,7 +404,7 @@ def test_a_source_that_changed_meanwhile_is_refused(
     assert "source.listing, source.num_files changed" in capsys.readouterr().err
 
 
-def test_what_decides_nothing_may_change_between_runs(begun: Path, source: Path) -> None:
+def test_fields_outside_the_fingerprint_may_change_between_runs(begun: Path, source: Path) -> None:
     assert main(command(source, begun, "workers.max_forward_rows=2", "workers.read_ahead_batches=1")) == DONE
 
 

@@ -119,7 +119,7 @@ def test_a_head_trained_on_a_jobs_output_drafts_the_same_texts(answered: Path, s
     assert main(command(tmp_path / "faster", tmp_path / "next", "training.num_steps=1")) == DONE
 
 
-def test_what_is_taught_is_what_the_target_generated(answered: Path, tmp_path: Path) -> None:
+def test_training_samples_are_the_texts_that_the_target_generated(answered: Path, tmp_path: Path) -> None:
     """Every taught sample is the prompt and the tokens of its row, and the target's own choice at every token."""
     head, job = tmp_path / "head", command(answered, tmp_path / "head")
     assert main([*job, "training.num_steps=1"]) == DONE
@@ -168,6 +168,6 @@ def test_two_workers_read_the_same_answers(answered: Path, tmp_path: Path) -> No
     batch = "training.batch_rows=13"
     assert main(command(answered, tmp_path / "one", batch)) == DONE
     assert main(command(answered, tmp_path / "two", batch, "workers.count=2")) == DONE
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-4)

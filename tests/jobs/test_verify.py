@@ -68,8 +68,8 @@ def change(out: Path, column: str, edit: Callable[[Any], Any], row: int = 0) -> 
     table = pq.read_table(path)
     values = table[column].to_pylist()
     values[row] = edit(values[row])
-    place = table.schema.get_field_index(column)
-    changed = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    index = table.schema.get_field_index(column)
+    changed = table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
     sink = io.BytesIO()
     pq.write_table(changed.replace_schema_metadata(table.schema.metadata), sink)
     path.write_bytes(sink.getvalue())
@@ -90,10 +90,10 @@ def test_one_wrong_position_is_found_and_equal_rows_raise_no_alarm(
 ) -> None:
     wrong = change(copy, "token_ids", lambda tokens: [*tokens[:9], tokens[9] + 1, *tokens[10:]], row=3)
     assert verify.main([str(copy), "--share", "1"]) == verify.DIFFERENT
-    [found] = differences(copy)
-    assert (found["sample_id"], found["outcome"], found["position"]) == (wrong, "different", 9)
-    assert found["recorded_token"] == found["decoded_token"] + 1
-    assert found["margin"] > 10 * found["tolerance"] > 0
+    [difference] = differences(copy)
+    assert (difference["sample_id"], difference["outcome"], difference["position"]) == (wrong, "different", 9)
+    assert difference["recorded_token"] == difference["decoded_token"] + 1
+    assert difference["margin"] > 10 * difference["tolerance"] > 0
     out = capsys.readouterr().out
     assert "rows         23 equal, 0 different within the tie tolerance, 1 different, 0 not compared" in out
     record = newest_record(copy)
@@ -131,7 +131,7 @@ def test_a_job_with_a_lossy_method_has_a_retention(
     assert retention < 99.9
     assert "is lossy: its rows may differ" in shown
     assert verify.main([str(out), "--share", "1", "--metric", "edit", "--max-loss", "0.01"]) == verify.DIFFERENT
-    losses = [one["loss"] for one in differences(out)]
+    losses = [difference["loss"] for difference in differences(out)]
     assert 100 * (1 - sum(losses) / NUM_ROWS) == pytest.approx(retention, abs=0.01)
 
 
@@ -147,7 +147,7 @@ def test_a_job_with_a_lossy_method_has_a_retention(
         (["pool.num_gpus=1", "--share", "1"], "pool.num_gpus: 1 GPU for each actor, and this Ray has no GPU"),
     ],
 )
-def test_what_cannot_be_verified_is_refused_before_ray_starts(
+def test_outputs_that_cannot_be_verified_are_refused_before_ray_starts(
     clean: Path, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "verify", lambda *_: pytest.fail("the rows are decoded"))
@@ -204,16 +204,18 @@ def test_rows_with_one_id_are_reported(copy: Path, capsys: pytest.CaptureFixture
     """One row is there twice, with other tokens the second time."""
     path = sorted((copy / "data").glob("*.parquet"))[0]
     table = pq.read_table(path)
-    place = table.schema.get_field_index("token_ids")
+    column = table.schema.get_field_index("token_ids")
     tokens = table["token_ids"].to_pylist()
-    again = table.slice(2, 1).set_column(place, table.schema.field(place), pa.array([tokens[3]], pa.list_(pa.int32())))
+    again = table.slice(2, 1).set_column(
+        column, table.schema.field(column), pa.array([tokens[3]], pa.list_(pa.int32()))
+    )
     pq.write_table(pa.concat_tables([table, again]).replace_schema_metadata(table.schema.metadata), path)
     assert verify.main([str(copy), "--share", "1"]) == verify.DIFFERENT
     out = capsys.readouterr().out
     own = table["sample_id"][2].as_py()
     assert f"repeated     1 ids have several rows: {own}" in out
     assert f"damaged      1 files (jobs.check): data/{path.name}: it" in out
-    assert [one["sample_id"] for one in differences(copy)] == [own]
+    assert [difference["sample_id"] for difference in differences(copy)] == [own]
     record = newest_record(copy)
     assert (record["num_repeated_ids"], record["num_damaged_files"], record["num_equal"]) == (1, 1, 24)
 

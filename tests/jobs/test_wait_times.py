@@ -22,7 +22,7 @@ def test_the_last_report_of_each_actor_counts() -> None:
         assert measured.total() == Waits(2.0, 4.0, 8.0)
 
 
-def test_the_bound_on_bytes_ahead_is_set_and_taken_back() -> None:
+def test_the_bound_on_prefetched_bytes_is_set_and_restored() -> None:
     context = DataContext.get_current()
     configure(context, 123 << 20)
     assert context.execution_options.resource_limits.object_store_memory == 123 << 20

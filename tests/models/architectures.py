@@ -82,7 +82,7 @@ def outcome(kind: str, **changes: Any) -> str:
     drafter = ModelDrafter(Target(third, front_end, kind), [Full()], toys.VOCAB_SIZE)
     engine = Engine(target, Method(drafter, Chain(3), Exact()), 2, 96)
     requests = [Request(str(n), text, (), Sampling(max_new_tokens=NUM_TOKENS)) for n, text in enumerate(prompts)]
-    done = {int(one.sample_id): list(one.token_ids) for one in engine.run(requests)}
+    done = {int(completion.sample_id): list(completion.token_ids) for completion in engine.run(requests)}
     got = [done[number] for number in range(len(prompts))]
     return "equal" if got == wanted else f"DIFFERENT: {got} for {wanted}"
 
@@ -95,11 +95,11 @@ def main(names: list[str]) -> int:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    found = outcome(kind, **changes)
+                    outcome_text = outcome(kind, **changes)
             except Exception as error:  # not made tiny, or not generated from, by its own code
-                found = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
-            wrong += found.startswith("DIFFERENT")
-            print(f"{kind:28} {' '.join(changes):40} {found}", flush=True)
+                outcome_text = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
+            wrong += outcome_text.startswith("DIFFERENT")
+            print(f"{kind:28} {' '.join(changes):40} {outcome_text}", flush=True)
     return int(wrong > 0)
 
 

@@ -77,11 +77,11 @@ def model_on(first: torch.device, second: torch.device, connected: bool) -> Lane
     model = LlamaForCausalLM(config).eval()
     others = set(model.model.layers[1:].modules())
     for module in model.modules():
-        place = second if module in others else first
+        device = second if module in others else first
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=place), requires_grad=False))
+            setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty_like(buffer, device=place))
+            setattr(module, name, torch.empty_like(buffer, device=device))
     if connected:
         connect(model.model.layers, [first, second, second], first)
     return LaneModel(model.model, model.lm_head, num_slots=3, num_lanes=1, capacity=64)

@@ -156,12 +156,12 @@ def run(
 
 def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
     """All rows of `data/` or `errors/` by id, each there once."""
-    found: dict[str, dict[str, Any]] = {}
+    rows_by_id: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*")):
         for row in pq.read_table(path).to_pylist():
-            assert row["sample_id"] not in found, f"{row['sample_id']} is twice in {folder}"
-            found[row["sample_id"]] = row
-    return found
+            assert row["sample_id"] not in rows_by_id, f"{row['sample_id']} is twice in {folder}"
+            rows_by_id[row["sample_id"]] = row
+    return rows_by_id
 
 
 def at_rest(output: Path) -> tuple[set[str], set[str]]:

@@ -54,11 +54,11 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
 
 
 def flipped(data: bytes, seed: int, count: int = 3, first: int = 0) -> bytes:
-    found = bytearray(data)
+    content = bytearray(data)
     draw = random.Random(seed)
     for _ in range(count):
-        found[draw.randrange(first, len(found))] ^= 1 << draw.randrange(8)
-    return bytes(found)
+        content[draw.randrange(first, len(content))] ^= 1 << draw.randrange(8)
+    return bytes(content)
 
 
 def png(
@@ -176,8 +176,8 @@ def pictures() -> Cases:
 
 def resized_jpeg(width: int, height: int) -> bytes:
     data = bytearray(picture("JPEG"))
-    place = data.index(b"\xff\xc0")
-    data[place + 5 : place + 9] = struct.pack(">HH", height, width)
+    position = data.index(b"\xff\xc0")
+    data[position + 5 : position + 9] = struct.pack(">HH", height, width)
     return bytes(data)
 
 
@@ -236,8 +236,8 @@ def uris() -> dict[str, tuple[str, frozenset[str]]]:
         "evil.example@127.0.0.1",
         "100.100.100.200",
     ]
-    found = {f"host {host}": (f"http://{host}/latest/meta-data/", REFUSED) for host in hosts}
-    return found | {
+    cases = {f"host {host}": (f"http://{host}/latest/meta-data/", REFUSED) for host in hosts}
+    return cases | {
         "a picture": ("pictures/good.png", OK),
         "a picture twice removed": ("./pictures/../pictures/good.png", OK),
         "traversal": ("../../../../etc/passwd", REFUSED),
@@ -308,13 +308,13 @@ def damaged_parquets() -> dict[str, bytes]:
     whole = parquet_bytes(
         {"id": [f"p{n}" for n in range(40)], "image": [encode()] * 40, "ask": ["x"] * 40}, row_group_size=10
     )
-    found = {f"cut to {size}": whole[:size] for size in (0, 4, 100, len(whole) // 2, len(whole) - 4)}
-    found |= {f"flipped {seed}": flipped(whole, seed, 5, 4) for seed in range(6)}
-    found |= {f"footer flipped {seed}": flipped(whole, seed, 4, len(whole) - 600) for seed in range(6)}
-    found["a footer longer than the file"] = whole[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1"
-    found["no Parquet"] = b"PAR1" + random.Random(1).randbytes(500) + b"PAR1"
-    found["encrypted"] = whole[:-4] + b"PARE"
-    return found
+    cases = {f"cut to {size}": whole[:size] for size in (0, 4, 100, len(whole) // 2, len(whole) - 4)}
+    cases |= {f"flipped {seed}": flipped(whole, seed, 5, 4) for seed in range(6)}
+    cases |= {f"footer flipped {seed}": flipped(whole, seed, 4, len(whole) - 600) for seed in range(6)}
+    cases["a footer longer than the file"] = whole[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1"
+    cases["no Parquet"] = b"PAR1" + random.Random(1).randbytes(500) + b"PAR1"
+    cases["encrypted"] = whole[:-4] + b"PARE"
+    return cases
 
 
 def damaged_tars() -> dict[str, bytes]:
@@ -323,9 +323,9 @@ def damaged_tars() -> dict[str, bytes]:
         (f"{n}.{end}", data) for n in range(6) for end, data in (("jpg", picture("JPEG")), ("json", b'{"n": 1}'))
     ]
     whole = tar_bytes(members)
-    found = {f"cut to {size}": whole[:size] for size in (0, 100, 512, 3000, len(whole) // 2, len(whole) - 10_000)}
-    found |= {f"flipped {seed}": flipped(whole, seed, 4) for seed in range(6)}
-    found |= {
+    cases = {f"cut to {size}": whole[:size] for size in (0, 100, 512, 3000, len(whole) // 2, len(whole) - 10_000)}
+    cases |= {f"flipped {seed}": flipped(whole, seed, 4) for seed in range(6)}
+    cases |= {
         "packed beyond measure": gzip.compress(tar_bytes([(f"{n}.jpg", bytes(2**23)) for n in range(16)])),
         "a packed archive that is cut": gzip.compress(whole)[:-50],
         "two archives": whole + whole,
@@ -352,7 +352,7 @@ def damaged_tars() -> dict[str, bytes]:
         "a header that claims gigabytes": claiming(tarfile.GNUTYPE_LONGNAME, 3 * 2**30) + whole,
         "a member that claims gigabytes": claiming(tarfile.REGTYPE, 3 * 2**30) + whole,
     }
-    return found
+    return cases
 
 
 def special_member(kind: bytes) -> bytes:

@@ -57,7 +57,7 @@ def test_the_model_writes_sensible_text(oracle: Any) -> None:
 
 @pytest.mark.parametrize("name", [name for name in (*METHODS, *DRAFTED) if name not in SAMPLED_ONLY])
 def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str, oracle: Any) -> None:
-    pair, plain = (load(job_of(one, "float32")) for one in (name, "plain"))
+    pair, plain = (load(job_of(job, "float32")) for job in (name, "plain"))
     prompts = read_prompts(pair, NUM_PROMPTS)
     done, _ = decode(pair, requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS)), 5)
     for prompt, completion in zip(prompts, done, strict=True):
@@ -67,7 +67,7 @@ def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str
     requests = requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS, temperature=1.0))
     drafted, _ = decode(pair, requests, 5)
     sampled, _ = decode(plain, requests, 3)
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in sampled]
+    assert [completion.token_ids for completion in drafted] == [completion.token_ids for completion in sampled]
 
 
 def test_the_job_file_runs(tmp_path: Path) -> None:

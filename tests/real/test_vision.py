@@ -72,14 +72,14 @@ def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
     # The target drafts for itself: chains of it are accepted wherever both paths compute the same logits.
     drafter = ModelDrafter(Target.load(CheckpointRef(str(folder)), "float32"), [Full()], model.vocab_size)
     method = Method(drafter, Chain(4), Exact()) if drafted else Method(NoDrafter(), Chain(1), Exact())
-    done = {one.sample_id: one for one in Engine(model, method, 3, 512).run(requests)}
+    done = {completion.sample_id: completion for completion in Engine(model, method, 3, 512).run(requests)}
     for request in requests:
         inputs = processor(text=request.prompt, images=list(request.images), return_tensors="pt")
         output = oracle.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS)
         expected = output[0, inputs["input_ids"].shape[1] :].tolist()
         assert list(done[request.sample_id].token_ids) == expected
     if drafted:
-        assert all(one.telemetry.num_accepted_draft_tokens for one in done.values())
+        assert all(completion.telemetry.num_accepted_draft_tokens for completion in done.values())
 
 
 @pytest.mark.parametrize(("name", "least"), [("strong", 3.5), ("weak", 3.0)])
@@ -87,13 +87,13 @@ def test_shipped_drafters_draft_without_changing_captions(name: str, least: floa
     model = Target.load(CheckpointRef(str(folder)), "float32")
     requests = dense_requests(model, draw_asked("held_out", NUM_SCENES, 0), NUM_TOKENS)
     plain = decode(model, requests)
-    place = folder.parent / f"{name}_drafter"
-    drafted = decode(model, requests, Target.load(CheckpointRef(str(place)), "float32"))
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    steps = sum(one.telemetry.num_spec_steps for one in drafted)
-    accepted = sum(one.telemetry.num_accepted_draft_tokens for one in drafted)
+    path = folder.parent / f"{name}_drafter"
+    drafted = decode(model, requests, Target.load(CheckpointRef(str(path)), "float32"))
+    assert [completion.token_ids for completion in drafted] == [completion.token_ids for completion in plain]
+    steps = sum(completion.telemetry.num_spec_steps for completion in drafted)
+    accepted = sum(completion.telemetry.num_accepted_draft_tokens for completion in drafted)
     assert 1 + accepted / steps > least
-    assert drafters.ensure(place, folder, make.DRAFTERS[name], drafters.digest(drafters.VISION_TARGET)) is False
+    assert drafters.ensure(path, folder, make.DRAFTERS[name], drafters.digest(drafters.VISION_TARGET)) is False
 
 
 def test_captions_state_the_scene_as_often_as_the_committed_report_says(folder: Path) -> None:

@@ -87,7 +87,7 @@ def vq_model(codebook_size: int = images.CODES) -> Vq:
 
 def write_t5(folder: Path, width: int = images.CONDITION_DIM) -> None:
     """A T5 encoder and the tokenizer of `WORDS`."""
-    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + place for place, word in enumerate(WORDS)}
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + index for index, word in enumerate(WORDS)}
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])

@@ -83,12 +83,12 @@ def test_files_are_lossy_mp4_of_motions_outside_the_training_set(tmp_path: Path)
     assert codecs == ["mpeg4", "h264"]
 
 
-def test_the_presets_ask_what_the_demo_checks() -> None:
+def test_the_video_presets_have_the_prompt_that_the_demo_checks() -> None:
     for name in demo.VIDEO_PRESETS.values():
         assert load_preset(CaptionJobConfig, name).prompt.text == PROMPTS[demo.PHRASING]
 
 
-def test_lost_ids_errors_and_differing_texts_are_reported() -> None:
+def test_missing_ids_errors_and_differing_texts_are_reported() -> None:
     def row(text: str, error: str = "") -> dict[str, Any]:
         return {"error_type": error, "generated_text": text}
 

@@ -50,9 +50,9 @@ def test_a_caption_is_of_its_scene_only(seed: int, phrasing: str, data: st.DataO
     thing = data.draw(st.sampled_from(told))
     name, values = data.draw(st.sampled_from([("size", SIZES), ("colour", COLOURS), ("shape", SHAPES)]))
     other = data.draw(st.sampled_from([value for value in values if value != getattr(thing, name)]))
-    changed = tuple(replace(one, **{name: other}) if one is thing else one for one in scene.things)
+    changed = tuple(replace(drawn, **{name: other}) if drawn is thing else drawn for drawn in scene.things)
     assert not states(replace(scene, things=changed), phrasing, caption)
-    fewer = tuple(one for one in scene.things if one is not thing)
+    fewer = tuple(drawn for drawn in scene.things if drawn is not thing)
     assert not states(replace(scene, things=fewer), phrasing, caption)
 
 

@@ -42,14 +42,14 @@ def pair(preset: str, *changes: str) -> ImagePair:
 
 def requests(of: ImagePair) -> list[Request]:
     """As many images as there are samplings, of prompts of different lengths or of classes."""
-    found = []
+    results = []
     for index, sampling in enumerate(SAMPLINGS):
         prompt = write_prompt(draw_grainy_scene(scene_rng("grain/decoding", 3, index), "held_out", 1 + index % 2))
         condition: Condition = 7 * index % NUM_CLASSES
         if of.text_encoder is not None:
             condition = of.encode(prompt)
-        found.append(Request(f"image-{index}", prompt, (), sampling, seed=5, condition=condition))
-    return found
+        results.append(Request(f"image-{index}", prompt, (), sampling, seed=5, condition=condition))
+    return results
 
 
 def draw(preset: str, *changes: str, slots: int = 3) -> dict[str, Completion]:

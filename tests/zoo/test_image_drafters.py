@@ -31,8 +31,8 @@ KINDS = {"text": "image", "class": "image_class"}
 
 
 def training_record(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CHECKPOINTS / f"{name}_eagle" / "training.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((CHECKPOINTS / f"{name}_eagle" / "training.json").read_text())
+    return record
 
 
 @pytest.mark.parametrize("name", KINDS.values())
@@ -56,7 +56,7 @@ def test_the_zoos_readme_has_the_measured_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shipped_drafter_guesses_its_target_on_pictures_that_neither_saw(kind: str) -> None:
+def test_a_shipped_drafter_predicts_its_target_on_held_out_images(kind: str) -> None:
     name = KINDS[kind]
     gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / f"{name}_target")), "float32", CPU)
     encoder = (

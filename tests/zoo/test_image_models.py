@@ -62,7 +62,7 @@ def vq() -> Vq:
     return load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", CPU, VQ_SHAPE.codebook_size)
 
 
-def test_reconstructions_show_what_the_prompts_say(vq: Vq) -> None:
+def test_reconstructed_images_show_the_attributes_of_their_prompts(vq: Vq) -> None:
     samples = sample_grainy("test", 20, 2)
     images, prompts = [pixels for _, pixels, _ in samples], [prompt for _, _, prompt in samples]
     codes = vq.encode(pixels_of(images))
@@ -72,7 +72,7 @@ def test_reconstructions_show_what_the_prompts_say(vq: Vq) -> None:
     assert len(codes.unique()) > 800, "many codes, few of them twice"
 
 
-def test_guided_images_of_the_shipped_target_show_most_of_what_is_asked(vq: Vq) -> None:
+def test_guided_images_of_the_shipped_target_show_most_attributes_of_their_prompts(vq: Vq) -> None:
     gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / "image_target")), "float32", CPU)
     scenes = draw_scenes("text", "test", 10, 4)
     batch = encode_scenes("text", scenes, vq, *load_t5(CHECKPOINTS))
@@ -168,11 +168,11 @@ def test_positions_are_labelled_with_their_cells_object() -> None:
     assert result[11, 11].tolist() == result[8, 8].tolist() == [2, 8, 6, 2]
     assert result[0, 3].tolist() == result[4, 4].tolist() == [0, 0, 0, 2]
     assert int((result[..., 0] > 0).sum()) == 32
-    one = Scene(scene.things[:1], "dark", "plain", 0)
-    assert asked_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
+    thing = Scene(scene.things[:1], "dark", "plain", 0)
+    assert asked_places("class", [thing])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
 
 
-def test_pixels_survive_the_way_to_the_model_and_back() -> None:
+def test_pixels_are_equal_after_encoding_and_decoding() -> None:
     image = np.arange(96 * 96 * 3, dtype=np.uint32).reshape(96, 96, 3).astype(np.uint8)
     pixels = pixels_of([image])
     assert float(pixels.min()) == -1.0

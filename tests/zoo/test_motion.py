@@ -24,22 +24,22 @@ def draw(index: int, split: str = "train") -> motion.Motion:
 @given(st.integers(0, 10_000), st.sampled_from(["train", "held_out", "demo", "test"]))
 @settings(max_examples=60, deadline=None)
 def test_a_motion_stays_in_its_split_and_runs_into_nothing(index: int, split: str) -> None:
-    one = draw(index, split)
-    assert split_of(one.scene) == split
-    assert one.moving.cell != one.end
-    if one.staying:
-        x, y = one.staying.cell % GRID, one.staying.cell // GRID
+    drawn = draw(index, split)
+    assert split_of(drawn.scene) == split
+    assert drawn.moving.cell != drawn.end
+    if drawn.staying:
+        x, y = drawn.staying.cell % GRID, drawn.staying.cell // GRID
         for moment in np.linspace(0, 1, 33):
-            column, row = motion.place_at(one, float(moment))
+            column, row = motion.place_at(drawn, float(moment))
             assert (column - x) ** 2 + (row - y) ** 2 >= 0.8**2 - 1e-9
 
 
 @given(st.integers(0, 10_000), st.sampled_from(list(motion.PROMPTS)))
 @settings(max_examples=60, deadline=None)
 def test_a_caption_states_its_motion_and_no_other(index: int, phrasing: str) -> None:
-    one, other = draw(index), draw(index + 20_000)
-    text = motion.write_motion(one, phrasing, scene_rng("train", 9, index))
-    assert motion.states(one, phrasing, text)
+    first, other = draw(index), draw(index + 20_000)
+    text = motion.write_motion(first, phrasing, scene_rng("train", 9, index))
+    assert motion.states(first, phrasing, text)
     assert motion.states(other, phrasing, text) == (
         motion.write_motion(other, phrasing, scene_rng("train", 9, index)) == text
     )

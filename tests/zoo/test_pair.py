@@ -31,8 +31,8 @@ LISTED = Scene((Thing(0, "small", "red", "ring"), Thing(4, "large", "blue", "sta
 
 @pytest.fixture(scope="module")
 def processor() -> LlavaProcessor:
-    found: LlavaProcessor = load_processor("caption_target")
-    return found
+    loaded: LlavaProcessor = load_processor("caption_target")
+    return loaded
 
 
 @pytest.mark.parametrize(("part", "most_mib"), [("caption", 16), ("image", 16), ("video", 8), ("text", 6)])
@@ -48,8 +48,8 @@ def test_both_models_of_a_pair_share_tokenizer_and_processor(part: str) -> None:
     names = {path.name for path in (CHECKPOINTS / f"{part}_target").iterdir()}
     assert "chat_template.jinja" in names
     for name in names - {"config.json", "model.safetensors"}:
-        one, other = (CHECKPOINTS / f"{part}_{role}" / name for role in HIDDEN)
-        assert one.read_bytes() == other.read_bytes(), name
+        first, other = (CHECKPOINTS / f"{part}_{role}" / name for role in HIDDEN)
+        assert first.read_bytes() == other.read_bytes(), name
 
 
 @pytest.mark.parametrize("role", HIDDEN)
@@ -68,7 +68,7 @@ def test_a_checkpoint_loads_with_heads_64_wide_and_is_stored_in_bfloat16(part: s
     assert {value.dtype for value in weights.values()} == {torch.bfloat16}
 
 
-def test_no_text_of_the_grammar_has_an_unknown_token_and_all_come_back_unchanged(processor: LlavaProcessor) -> None:
+def test_texts_of_the_grammar_have_no_unknown_token_and_decode_unchanged(processor: LlavaProcessor) -> None:
     tokenizer = processor.tokenizer
     for sentence in grammar_texts(40, seed=123):
         ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
@@ -92,7 +92,9 @@ def test_captions_are_30_to_150_tokens_long(processor: LlavaProcessor) -> None:
         rng = scene_rng("test", 7, index)
         scene = draw_scene(rng, "test")
         captions = [grammar.write_caption(scene, phrasing, rng) for phrasing in grammar.PROMPTS]
-        lengths += [len(processor.tokenizer(f" {one}", add_special_tokens=False)["input_ids"]) for one in captions]
+        lengths += [
+            len(processor.tokenizer(f" {caption}", add_special_tokens=False)["input_ids"]) for caption in captions
+        ]
     assert min(lengths) >= 30
     assert max(lengths) <= 150
 

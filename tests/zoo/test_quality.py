@@ -43,24 +43,24 @@ def test_the_readme_shows_the_committed_tables(part: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "num"), [("caption", 24), ("video", 18), ("text", 9)])
 def test_the_target_of_a_pair_is_as_good_as_reported_and_the_drafter_is_visibly_weaker(part: str, num: int) -> None:
-    found, shipped, noun = quality.measure(part, num=num, seed=99), SHIPPED[part], quality.PARTS[part][0]
-    assert found[f"target_{noun}s_right"] >= shipped[f"target_{noun}s_right"] - (0.3 if part == "video" else 0.18)
-    assert found["target_attributes_right"] >= shipped["target_attributes_right"] - 0.05
-    assert found["drafter_attributes_right"] <= found["target_attributes_right"] - 0.1
-    assert found["mean_acceptance_length"] == pytest.approx(shipped["mean_acceptance_length"], abs=0.6)
+    measured, shipped, noun = quality.measure(part, num=num, seed=99), SHIPPED[part], quality.PARTS[part][0]
+    assert measured[f"target_{noun}s_right"] >= shipped[f"target_{noun}s_right"] - (0.3 if part == "video" else 0.18)
+    assert measured["target_attributes_right"] >= shipped["target_attributes_right"] - 0.05
+    assert measured["drafter_attributes_right"] <= measured["target_attributes_right"] - 0.1
+    assert measured["mean_acceptance_length"] == pytest.approx(shipped["mean_acceptance_length"], abs=0.6)
     if part == "caption":
-        assert found["target_attributes_right"] >= 0.97
-        assert 2.0 <= found["mean_acceptance_length"] <= 4.5
-        assert found["attribute_top1_mean"] >= 0.95
-        assert found["filler_top1_mean"] <= 0.6
-        assert found["target_clip_right"] > 0.9
+        assert measured["target_attributes_right"] >= 0.97
+        assert 2.0 <= measured["mean_acceptance_length"] <= 4.5
+        assert measured["attribute_top1_mean"] >= 0.95
+        assert measured["filler_top1_mean"] <= 0.6
+        assert measured["target_clip_right"] > 0.9
 
 
 def test_the_target_follows_the_prompt_and_not_only_the_image(reader: Target) -> None:
     _, image, _, _ = sample_scenes("test", 1, 4)[0]
     questions = [quality.ask(prompt, [image], "") for prompt in grammar.PROMPTS.values()]
     parsed = [grammar.parse_caption(answer) for answer in quality.answer_all(reader, questions)]
-    assert [one and one[0] for one in parsed] == list(grammar.PROMPTS)
+    assert [caption and caption[0] for caption in parsed] == list(grammar.PROMPTS)
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_frames_in_reverse_are_another_caption() -> None:
         replace(request, videos=(replace(clip, frames=clip.frames[::-1].copy()),))
         for request, clip in zip(requests, clips, strict=True)
     ]
-    assert not any(score(index, one.text)[0] for index, one in enumerate(quality.decode(target, turned)))
+    assert not any(score(index, completion.text)[0] for index, completion in enumerate(quality.decode(target, turned)))
 
 
 def test_attributes_are_counted_against_the_object_in_the_stated_cell() -> None:
@@ -95,10 +95,10 @@ def test_all_attributes_of_a_true_text_are_right() -> None:
 
 
 def test_two_answers_compare_by_what_they_state() -> None:
-    one = "Overall the second image looks alike, but a ring was removed."
+    answer = "Overall the second image looks alike, but a ring was removed."
     other = "Generally the second scene feels alike, but a ring was removed."
-    assert quality.mask_fillers(one) == quality.mask_fillers(other)
-    assert quality.mask_fillers(one) != quality.mask_fillers(other.replace("ring", "star"))
+    assert quality.mask_fillers(answer) == quality.mask_fillers(other)
+    assert quality.mask_fillers(answer) != quality.mask_fillers(other.replace("ring", "star"))
 
 
 def test_the_frechet_distance_of_two_gaussians_is_the_textbook_s() -> None:
@@ -161,7 +161,7 @@ def test_noise_is_farther_from_pictures_than_other_pictures_are_in_any_batch(rea
     np.testing.assert_allclose(image_features(reader, images[:5], 2), first[:5], atol=1e-4)
 
 
-def test_what_cannot_be_measured_is_refused(reader: Reader) -> None:
+def test_inputs_that_cannot_be_measured_are_refused(reader: Reader) -> None:
     image = np.zeros((96, 96, 3), dtype=np.uint8)
     with pytest.raises(ValueError, match="zip"):
         measure_described(reader, [image], [])

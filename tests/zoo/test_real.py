@@ -44,22 +44,22 @@ def library(root: Path) -> Path:
 
 
 def test_prompts_are_the_documentation_of_a_library_each_text_once(tmp_path: Path) -> None:
-    found = read_prompts(library(tmp_path))
-    assert sorted(one.text.split()[-1] for one in found) == ["class", "method", "module"]
-    names = {one.text.split()[-1]: one.id for one in found}
+    prompts = read_prompts(library(tmp_path))
+    assert sorted(prompt.text.split()[-1] for prompt in prompts) == ["class", "method", "module"]
+    names = {prompt.text.split()[-1]: prompt.id for prompt in prompts}
     assert names == {"module": "package:0", "class": "package.b.A:1", "method": "package.b.A.f:3"}
-    assert [hashlib.sha256(one.text.encode()).hexdigest() for one in found] == sorted(
-        hashlib.sha256(one.text.encode()).hexdigest() for one in found
+    assert [hashlib.sha256(prompt.text.encode()).hexdigest() for prompt in prompts] == sorted(
+        hashlib.sha256(prompt.text.encode()).hexdigest() for prompt in prompts
     )
 
 
 def test_prompts_of_this_interpreter_have_bounds_tasks_and_disjoint_splits() -> None:
-    found = read_prompts()
-    assert len(found) > 1000
-    assert len({one.id for one in found}) == len(found)
-    assert all(SHORTEST <= len(one.text) <= LONGEST for one in found)
-    assert {one.task for one in found} == set(TASKS)
-    share = sum(one.split == "held_out" for one in found) / len(found)
+    prompts = read_prompts()
+    assert len(prompts) > 1000
+    assert len({prompt.id for prompt in prompts}) == len(prompts)
+    assert all(SHORTEST <= len(prompt.text) <= LONGEST for prompt in prompts)
+    assert {prompt.task for prompt in prompts} == set(TASKS)
+    share = sum(prompt.split == "held_out" for prompt in prompts) / len(prompts)
     assert 0.15 < share < 0.25
 
 
@@ -127,9 +127,9 @@ def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_p
     assert drafters.pack_head(trained, target, path, "one") < embedding.nbytes
     assert drafters.read_notes(path)["measured"] == {"seconds": 1.0}
     assert drafters.ensure(built, target, path, "one") is True
-    found = load_file(built / "model.safetensors")
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], one) for name, one in weights.items())
+    tensors = load_file(built / "model.safetensors")
+    assert tensors.keys() == weights.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in weights.items())
     assert (built / "config.json").read_bytes() == (trained / "config.json").read_bytes()
     assert (built / "model.safetensors").stat().st_mode & 0o044 == (built / "config.json").stat().st_mode & 0o044
     assert drafters.ensure(built, tmp_path / "no_target", path, "one") is False
@@ -154,10 +154,10 @@ def test_a_drafter_is_built_on_the_cpu_of_a_machine_with_a_gpu(tmp_path: Path, m
 
 def test_the_hash_of_weights_reads_names_and_values() -> None:
     state = {"b": torch.ones(2), "a": torch.zeros(3)}
-    found = model.weights_sha256(state)
-    assert found == model.weights_sha256(dict(reversed(state.items())))
-    assert found != model.weights_sha256({"b": torch.ones(2), "c": torch.zeros(3)})
-    assert found != model.weights_sha256({"b": torch.ones(2), "a": torch.tensor([0.0, 0.0, 1e-9])})
+    digest = model.weights_sha256(state)
+    assert digest == model.weights_sha256(dict(reversed(state.items())))
+    assert digest != model.weights_sha256({"b": torch.ones(2), "c": torch.zeros(3)})
+    assert digest != model.weights_sha256({"b": torch.ones(2), "a": torch.tensor([0.0, 0.0, 1e-9])})
 
 
 def test_prompts_that_have_not_changed_are_not_written_again(tmp_path: Path) -> None:

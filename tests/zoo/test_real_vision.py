@@ -64,19 +64,19 @@ def one_caption(packed: Packed, number: int) -> Packed:
 def test_merged_differences_give_the_outputs_of_attached_ones() -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(tiny_text()).eval()
-    weights = {name: one.clone() for name, one in model.state_dict().items()}
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ids = torch.randint(0, 200, (1, 12))
     before = model(ids).logits
     added = attach(model)
     assert len(added) == 2 * len(LAYERS) * 2
     assert torch.equal(model(ids).logits, before)
-    for one in added.values():
-        torch.nn.init.normal_(one, std=0.1)
+    for tensor in added.values():
+        torch.nn.init.normal_(tensor, std=0.1)
     attached = model(ids).logits
     assert (attached - before).abs().max() > 0.01
     merged = LlamaForCausalLM(tiny_text()).eval()
     merged.load_state_dict(weights)
-    drafters.add(merged, {name: one.detach() for name, one in added.items()})
+    drafters.add(merged, {name: tensor.detach() for name, tensor in added.items()})
     torch.testing.assert_close(merged(ids).logits, attached, atol=1e-5, rtol=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_packed_captions_have_the_losses_of_separate_ones() -> None:
         together, _, weights = learner.losses(packed, False)
         alone = [learner.losses(one_caption(packed, number), False) for number in range(1, len(PROMPTS) + 1)]
     torch.testing.assert_close(together, torch.cat([losses for losses, _, _ in alone]), atol=0.1, rtol=0)
-    assert torch.equal(weights, torch.cat([one for _, _, one in alone]))
+    assert torch.equal(weights, torch.cat([loss for _, _, loss in alone]))
 
 
 def test_only_captions_are_learned() -> None:
@@ -103,44 +103,46 @@ def test_only_captions_are_learned() -> None:
 
 
 @pytest.mark.slow
-def test_training_begins_with_words_and_goes_on_with_images_and_repeats() -> None:
+def test_training_starts_with_words_continues_with_images_and_is_repeatable() -> None:
     learners = [Learner(tiny_model(), TOKENIZER) for _ in range(3)]
     for learner, word_steps in zip(learners, (1, 1, 2), strict=True):
         learner.train(word_steps, 2, 2, 0)
-    one, again, words = ({**x.parameters, **dict(x.projector.named_parameters())} for x in learners)
-    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    first, again, words = ({**x.parameters, **dict(x.projector.named_parameters())} for x in learners)
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
     untouched = Learner(tiny_model(), TOKENIZER)
     trained = untouched.parameters.items()
     changed = {name.rsplit(".", 3)[-3] for name, value in trained if not torch.equal(value, words[name])}
     assert changed == {*LAYERS}
     before = dict(untouched.projector.named_parameters())
     assert all(torch.equal(value, words[name]) for name, value in before.items())
-    assert not all(torch.equal(value, one[name]) for name, value in before.items())
+    assert not all(torch.equal(value, first[name]) for name, value in before.items())
 
 
 def test_words_have_the_embeddings_of_their_tokens() -> None:
     table = torch.arange(len(TOKENIZER))[:, None].float()
-    found = [TOKENIZER.decode([int(row)]).strip() for row in word_embeddings(table, TOKENIZER)[:, 0]]
-    whole = [(word, text) for word, text in zip(WORDS, found, strict=True) if word.startswith(text)]
+    words = [TOKENIZER.decode([int(row)]).strip() for row in word_embeddings(table, TOKENIZER)[:, 0]]
+    whole = [(word, text) for word, text in zip(WORDS, words, strict=True) if word.startswith(text)]
     assert len(whole) == len(WORDS)
 
 
 def test_applied_differences_are_those_that_were_packed(tmp_path: Path) -> None:
     model = tiny_model()
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     learner = Learner(tiny_model(), TOKENIZER)
-    projector = {f"model.multi_modal_projector.{name}": one for name, one in learner.projector.named_parameters()}
+    projector = {
+        f"model.multi_modal_projector.{name}": parameter for name, parameter in learner.projector.named_parameters()
+    }
     trained = {**learner.parameters, **projector}
-    for one in trained.values():
-        torch.nn.init.normal_(one, std=0.1)
-    seen = {name: one + 1 for name, one in before.items() if ".vision_tower." in name}
+    for tensor in trained.values():
+        torch.nn.init.normal_(tensor, std=0.1)
+    seen = {name: tensor + 1 for name, tensor in before.items() if ".vision_tower." in name}
     path = tmp_path / "differences.safetensors"
-    drafters.pack({**seen, **{name: one.detach() for name, one in trained.items()}}, path, {})
+    drafters.pack({**seen, **{name: tensor.detach() for name, tensor in trained.items()}}, path, {})
     vision.apply(model, load_file(path))
     after = model.state_dict()
-    for name, one in after.items():
+    for name, tensor in after.items():
         is_layer = any(f".{layer}.weight" in name and "language_model" in name for layer in LAYERS)
-        assert torch.equal(one, before[name]) != (is_layer or ".vision_tower." in name or "projector" in name), name
+        assert torch.equal(tensor, before[name]) != (is_layer or ".vision_tower." in name or "projector" in name), name
     name = "model.language_model.layers.1.mlp.up_proj.weight"
     down, up = (trained[f"{name}.{part}"].detach().to(torch.bfloat16).float() for part in ("down", "up"))
     torch.testing.assert_close(after[name], before[name] + 2.0 * up @ down)
@@ -162,17 +164,17 @@ def tiny_drafter(layers: tuple[int, ...], rank: int) -> tuple[LlavaForConditiona
     """Return a target, and the weights of a drafter with some of its layers, each changed by a matrix of a rank."""
     target = tiny_model()
     weights = target.state_dict()
-    found = {name: one.clone() for name, one in weights.items() if not name.startswith(PREFIX)}
+    tensors = {name: tensor.clone() for name, tensor in weights.items() if not name.startswith(PREFIX)}
     for own, layer in enumerate(layers):
         prefix = f"{PREFIX}{layer}."
-        for name, one in weights.items():
+        for name, weight in weights.items():
             if name.startswith(prefix):
-                change = torch.randn(one.shape) * 0.1
-                if one.dim() == 2:
-                    change = torch.randn(one.shape[0], rank) @ torch.randn(rank, one.shape[1]) * 0.1
-                found[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = one + change
-    found["model.language_model.norm.weight"] += 0.5
-    return target, found
+                change = torch.randn(weight.shape) * 0.1
+                if weight.dim() == 2:
+                    change = torch.randn(weight.shape[0], rank) @ torch.randn(rank, weight.shape[1]) * 0.1
+                tensors[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = weight + change
+    tensors["model.language_model.norm.weight"] += 0.5
+    return target, tensors
 
 
 @pytest.mark.parametrize(("rank", "is_exact"), [(4, True), (3, False)])
@@ -184,10 +186,10 @@ def test_a_packed_drafter_has_the_trained_weights_if_their_differences_have_its_
     weights = target.state_dict()
     moved = {f"{PREFIX}{own}.": f"{PREFIX}{layer}." for own, layer in enumerate((1, 0))}
     for own, layer in moved.items():
-        source = {own + name.removeprefix(layer): one for name, one in weights.items() if name.startswith(layer)}
+        source = {own + name.removeprefix(layer): tensor for name, tensor in weights.items() if name.startswith(layer)}
         built.load_state_dict(source, strict=False)
     drafters.add(built, packed)
-    gaps = [(one - trained[name]).abs().max() for name, one in built.state_dict().items()]
+    gaps = [(tensor - trained[name]).abs().max() for name, tensor in built.state_dict().items()]
     assert (max(gaps) < 1e-4) == is_exact
 
 

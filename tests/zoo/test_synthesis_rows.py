@@ -49,7 +49,7 @@ def test_the_same_seed_writes_the_same_rows_and_a_longer_file_begins_like_a_shor
     assert len({row["sample_id"] for row in long}) == 52
 
 
-def test_no_rows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_rows_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([str(tmp_path / "rows.parquet"), "--rows", "0"])
     assert "--rows must be at least 1" in capsys.readouterr().err

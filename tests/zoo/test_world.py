@@ -93,9 +93,9 @@ def test_scenes_of_different_splits_never_share_their_contents() -> None:
             (scene.tone, scene.texture, tuple(sorted((t.size, t.colour, t.shape) for t in scene.things)))
             for scene in drawn
         }
-    for one in SPLITS:
+    for split_name in SPLITS:
         for other in SPLITS:
-            assert one == other or not contents[one] & contents[other]
+            assert split_name == other or not contents[split_name] & contents[other]
 
 
 def test_changed_scenes_and_the_frames_of_a_clip_stay_in_their_split() -> None:
@@ -131,12 +131,12 @@ def test_a_split_that_does_not_exist_is_refused_by_name(draw: Callable[[random.R
 @given(index=st.integers(0, 10_000), phrasing=st.sampled_from(list(listing.ASKED)))
 def test_an_answer_states_its_listed_scene_and_no_other(index: int, phrasing: str) -> None:
     rng = scene_rng("held_out", 4, index)
-    one, other = listing.draw_listed_scene(rng, "held_out"), listing.draw_listed_scene(rng, "held_out")
-    assert split_of(one) == "held_out"
-    text = listing.write_answer(one, phrasing, rng)
-    assert listing.states(one, phrasing, text)
-    assert not listing.states(other, phrasing, text) or one == other
-    assert not listing.states(one, phrasing, text.replace(".", "", 1))
+    first, other = listing.draw_listed_scene(rng, "held_out"), listing.draw_listed_scene(rng, "held_out")
+    assert split_of(first) == "held_out"
+    text = listing.write_answer(first, phrasing, rng)
+    assert listing.states(first, phrasing, text)
+    assert not listing.states(other, phrasing, text) or first == other
+    assert not listing.states(first, phrasing, text.replace(".", "", 1))
 
 
 def test_a_prompt_lists_everything_in_the_answer() -> None:
@@ -150,11 +150,11 @@ def test_a_prompt_lists_everything_in_the_answer() -> None:
 
 
 def test_the_same_seed_gives_the_same_pixels_and_words() -> None:
-    one, other = sample_scenes("demo", 6, 11), sample_scenes("demo", 6, 11)
-    for (scene, image, caption, prompt), (scene2, image2, caption2, prompt2) in zip(one, other):
+    first, other = sample_scenes("demo", 6, 11), sample_scenes("demo", 6, 11)
+    for (scene, image, caption, prompt), (scene2, image2, caption2, prompt2) in zip(first, other):
         assert (scene, caption, prompt) == (scene2, caption2, prompt2)
         assert image.tobytes() == image2.tobytes()
-    assert sample_scenes("demo", 1, 12)[0][0] != one[0][0]
+    assert sample_scenes("demo", 1, 12)[0][0] != first[0][0]
 
 
 def test_demo_scenes_are_336_px_and_carry_their_truth() -> None:

@@ -100,11 +100,11 @@ def encode_scenes(
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
     """Return the causal attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens`
     codes; padded condition positions are masked, but each position attends to itself."""
-    seen = torch.cat([mask, mask.new_ones(len(mask), num_tokens)], dim=1)
-    length = seen.shape[1]
+    visible = torch.cat([mask, mask.new_ones(len(mask), num_tokens)], dim=1)
+    length = visible.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    own = torch.eye(length, dtype=torch.bool)
-    return (causal & seen[:, None, :] | own)[:, None]
+    diagonal = torch.eye(length, dtype=torch.bool)
+    return (causal & visible[:, None, :] | diagonal)[:, None]
 
 
 def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:

@@ -68,10 +68,10 @@ class Examiner(nn.Module):
         loss, right = label_loss(logits, _answers(scenes), _HEADS)
         rows, columns, answers = [], [], []
         for row, scene in enumerate(scenes):
-            for place, thing in enumerate(scene.things, start=1):
+            for index, thing in enumerate(scene.things, start=1):
                 # From the prompt's end: `</s>`, three words of ground, then per object four words after its noun.
                 rows.append(row)
-                columns.append(features.shape[1] - 1 - (4 + 4 + (len(scene.things) - place) * 9))
+                columns.append(features.shape[1] - 1 - (4 + 4 + (len(scene.things) - index) * 9))
                 answers.append((thing.cell, *_values(thing)))
         noun_loss, _ = label_loss(self.noun(features[rows, columns]), torch.tensor(answers).T, _NOUN_HEADS)
         return loss + noun_loss, {"read": sum(right.values()) / len(right)}

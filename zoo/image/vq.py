@@ -83,8 +83,8 @@ class CodeKeeper:
     def update(self, latents: Tensor, owner: Tensor) -> None:
         """Update the codebook with unit-length latents [n, dim] and the codes [n] assigned to them."""
         mean = len(owner) / len(self.codes)
-        seen = torch.bincount(owner, minlength=len(self.codes)).float() / mean
-        self.counts.lerp_(seen, 1 - CODE_DECAY)
+        frequency = torch.bincount(owner, minlength=len(self.codes)).float() / mean
+        self.counts.lerp_(frequency, 1 - CODE_DECAY)
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, owner, latents) / mean, 1 - CODE_DECAY)
         dead = (self.counts < DEAD_SHARE).nonzero().flatten()
         if len(dead) and len(dead) <= len(latents):
@@ -101,14 +101,14 @@ def pixel_weights(pixels: Tensor) -> Tensor:
     return 1.0 + (COLOURED_WEIGHT - 1.0) * F.max_pool2d(colourful, 5, stride=1, padding=2)
 
 
-def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
+def picture_loss(decoded: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
     """Return the reconstruction loss of two batches of images: weighted pixel errors plus errors of tower features."""
-    gap = made - pixels
+    gap = decoded - pixels
     grey = gap.mean(1, keepdim=True)
     squares = grey.square() + CHROMA_WEIGHT * (gap - grey).square().mean(1, keepdim=True)
     # The tower's own normalisation: (x / 255 - 0.5) / 0.25 of bytes is twice the value in [-1, 1].
-    true, seen = (tower(2.0 * image).last_hidden_state[:, 1:] for image in (pixels, made))
-    perception = F.mse_loss(seen, true) / true.detach().var()
+    true, features = (tower(2.0 * image).last_hidden_state[:, 1:] for image in (pixels, decoded))
+    perception = F.mse_loss(features, true) / true.detach().var()
     loss: Tensor = 10 * (squares * pixel_weights(pixels)).mean() + 10 * PERCEPTION * perception
     return loss
 

@@ -52,11 +52,11 @@ def write_media(out: Path) -> None:
 def write_models(out: Path) -> None:
     """Write the model folders and the prompts. Raises Refused."""
     state = {True: "built", False: "already there"}
-    made = model.ensure(out / "target")
-    print(f"{out / 'target'}: SmolLM2-135M-Instruct, float32, {state[made]}")
+    is_new = model.ensure(out / "target")
+    print(f"{out / 'target'}: SmolLM2-135M-Instruct, float32, {state[is_new]}")
     for name, (what, path) in DRAFTERS.items():
-        made = drafters.ensure(out / name, out / "target", path, model.WEIGHTS_SHA256)
-        print(f"{out / name}: {what}, bfloat16, {state[made]}")
+        is_new = drafters.ensure(out / name, out / "target", path, model.WEIGHTS_SHA256)
+        print(f"{out / name}: {what}, bfloat16, {state[is_new]}")
     prompts = read_prompts()
     for split in ("train", "held_out"):
         chosen = [prompt for prompt in prompts if prompt.split == split]

@@ -61,28 +61,28 @@ def subtract(
     `decoder` is the name of the decoder in both models. Linear layers have two factors, `….down` and `….up`; other
     weights are whole. Raises ValueError if other parts than the layers and the last norm were trained.
     """
-    found: dict[str, Tensor] = {}
+    differences: dict[str, Tensor] = {}
     prefix = f"{decoder}.layers."
-    for name, own in drafter.items():
+    for name, weight in drafter.items():
         if name == f"{decoder}.norm.weight":
-            found[name] = own
+            differences[name] = weight
         elif not name.startswith(prefix):
-            if not torch.equal(own.to(torch.bfloat16), target[name].to(torch.bfloat16)):
+            if not torch.equal(weight.to(torch.bfloat16), target[name].to(torch.bfloat16)):
                 raise ValueError(f"{name} differs from the target's: only layers can be packed")
         elif name.split(".")[-2] in LAYERS:
-            place, rest = name.removeprefix(prefix).split(".", 1)
-            difference = own.float() - target[f"{prefix}{layers[int(place)]}.{rest}"].float()
-            found[f"{name}.down"], found[f"{name}.up"] = factor(difference, rank)
+            index, rest = name.removeprefix(prefix).split(".", 1)
+            difference = weight.float() - target[f"{prefix}{layers[int(index)]}.{rest}"].float()
+            differences[f"{name}.down"], differences[f"{name}.up"] = factor(difference, rank)
         else:
-            found[name] = own
-    return found
+            differences[name] = weight
+    return differences
 
 
 def add(model: nn.Module, differences: dict[str, Tensor]) -> list[str]:
     """Add low-rank differences to weights of a model, in float32, and replace its other weights by those given whole;
     return the names of the weights that stay. Raises KeyError or RuntimeError if names or shapes do not fit."""
     weights = model.state_dict()
-    new = {name: one.float() for name, one in differences.items() if not name.endswith((".down", ".up"))}
+    new = {name: tensor.float() for name, tensor in differences.items() if not name.endswith((".down", ".up"))}
     for name in (name.removesuffix(".down") for name in differences if name.endswith(".down")):
         down, up = (differences[f"{name}.{part}"].float() for part in ("down", "up"))
         new[name] = weights[name].float() + SCALE * up @ down
@@ -94,7 +94,7 @@ def add(model: nn.Module, differences: dict[str, Tensor]) -> list[str]:
 
 def pack(tensors: dict[str, Tensor], path: Path, notes: dict[str, str]) -> int:
     """Write tensors in bfloat16; return the file's size in bytes. Raises ValueError above 30 MB."""
-    packed = save({name: one.to(torch.bfloat16).contiguous() for name, one in tensors.items()}, notes)
+    packed = save({name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}, notes)
     if len(packed) > LARGEST_BYTES:
         raise ValueError(f"{path} would have {len(packed):,} bytes, more than {LARGEST_BYTES:,}")
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -108,7 +108,9 @@ def pack_drafter(folder: Path, target_folder: Path, path: Path, target_sha256: s
 
     `target_sha256` identifies the target.
     """
-    target, drafter = (Target.load(CheckpointRef(str(one)), "float32", "cpu").model for one in (target_folder, folder))
+    target, drafter = (
+        Target.load(CheckpointRef(str(source)), "float32", "cpu").model for source in (target_folder, folder)
+    )
     run = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     config: Any = target.config
     layers = LayerCutHeadConfig.model_validate(run["job"]["head"]).indices(config.get_text_config().num_hidden_layers)
@@ -158,18 +160,18 @@ def ensure(folder: Path, target_folder: Path, path: Path, target_sha256: str) ->
     """Build the model folder of a packed drafter or head unless it is complete already; return whether it was built.
     Raises Refused."""
 
-    def write(made: Path) -> None:
+    def write(output: Path) -> None:
         notes = read_notes(path)
         if notes["target_sha256"] != target_sha256:
             raise Refused(f"{path} belongs to another target: train and pack the drafter again")
         if "config" in notes:
             tensors = {**load_file(path), EMBEDDING: embedding_of(target_folder)}
-            write_checkpoint(made, notes["config"], tensors, torch.bfloat16)
+            write_checkpoint(output, notes["config"], tensors, torch.bfloat16)
             return
         target = Target.load(CheckpointRef(str(target_folder)), "float32", "cpu")
         module = cut_layers(target, notes["layers"], freeze_embeddings=True).module
         add(module, load_file(path))
-        save_model(module, target.front_end.processor, made, torch.bfloat16)
+        save_model(module, target.front_end.processor, output, torch.bfloat16)
 
     return build(folder, {"differences_sha256": digest(path), "target_sha256": target_sha256}, write)
 
@@ -183,12 +185,12 @@ def build(folder: Path, record: dict[str, str], write: Callable[[Path], None]) -
         pass
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
-        made = Path(scratch) / "model"
-        write(made)
-        (made / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        make_readable(made)
+        output = Path(scratch) / "model"
+        write(output)
+        (output / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        make_readable(output)
         shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        output.rename(folder)
     return True
 
 

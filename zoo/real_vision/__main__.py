@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--scenes must be at least 1")
     target, state = options.out / "target", {True: "built", False: "already there"}
     try:
-        made = ensure(target)
-        print(f"{target}: LLaVA model of SmolLM2-135M-Instruct, float32, {state[made]}")
+        is_new = ensure(target)
+        print(f"{target}: LLaVA model of SmolLM2-135M-Instruct, float32, {state[is_new]}")
         for name, path in DRAFTERS.items():
             folder = options.out / f"{name}_drafter"
-            made = drafters.ensure(folder, target, path, drafters.digest(drafters.VISION_TARGET))
-            print(f"{folder}: drafter of it, bfloat16, {state[made]}")
+            is_new = drafters.ensure(folder, target, path, drafters.digest(drafters.VISION_TARGET))
+            print(f"{folder}: drafter of it, bfloat16, {state[is_new]}")
     except Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2

@@ -153,17 +153,17 @@ def ensure(folder: Path, language: Path = LANGUAGE, path: Path = VISION_TARGET) 
     Raises Refused: without the converted SmolLM2, or if the file was made for other weights.
     """
 
-    def write(made: Path) -> None:
+    def write(output: Path) -> None:
         if not is_converted(language):
             raise Refused(f"{language} is not the converted SmolLM2: run `python -m zoo.real` first")
         with safe_open(path, "pt") as opened:
-            found = (opened.metadata() or {}).get("weights_sha256")
-        if found != WEIGHTS_SHA256:
-            raise Refused(f"{path} has differences to weights with SHA-256 {found}, not {WEIGHTS_SHA256}")
+            sha256 = (opened.metadata() or {}).get("weights_sha256")
+        if sha256 != WEIGHTS_SHA256:
+            raise Refused(f"{path} has differences to weights with SHA-256 {sha256}, not {WEIGHTS_SHA256}")
         tokenizer = load_tokenizer(language)
         model = build_model(tokenizer, language)
         apply(model, load_file(path))
-        model.save_pretrained(made)
-        build_processor(tokenizer).save_pretrained(made)
+        model.save_pretrained(output)
+        build_processor(tokenizer).save_pretrained(output)
 
     return build(folder, {"weights_sha256": WEIGHTS_SHA256, "differences_sha256": digest(path)}, write)

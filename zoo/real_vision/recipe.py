@@ -114,8 +114,8 @@ class Packed:
     @property
     def mask(self) -> Tensor:
         """Return which tokens each token attends to, bool [1, 1, L, L]."""
-        shared, own = self.captions[None] == 0, self.captions[:, None] == self.captions[None]
-        return torch.tril(shared | own)[None, None]
+        shared, same_caption = self.captions[None] == 0, self.captions[:, None] == self.captions[None]
+        return torch.tril(shared | same_caption)[None, None]
 
 
 def draw_packed(seed: int, index: int, tokenizer: PreTrainedTokenizerFast) -> Packed:
@@ -125,11 +125,11 @@ def draw_packed(seed: int, index: int, tokenizer: PreTrainedTokenizerFast) -> Pa
     image = render_like_a_file(scene, rng, IMAGE_PX)
     ids = tokenizer(BEFORE, add_special_tokens=False)["input_ids"]
     ids = ids + [tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)] * NUM_VISUAL_TOKENS
-    start, rows = len(ids), [(token, 0.0, place, 0) for place, token in enumerate(ids)]
+    start, rows = len(ids), [(token, 0.0, position, 0) for position, token in enumerate(ids)]
     for number, (phrasing, prompt) in enumerate(PROMPTS.items(), start=1):
         asked = f"\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
         turn = zip(*encode_turn(asked, write_description(scene, phrasing, rng), tokenizer), strict=True)
-        rows += [(token, weight, place, number) for place, (token, weight) in enumerate(turn, start=start)]
+        rows += [(token, weight, position, number) for position, (token, weight) in enumerate(turn, start=start)]
     encoded = [torch.tensor(part) for part in zip(*rows, strict=True)]
     return Packed(encoded[0], encoded[1], encoded[2], encoded[3], scene, image)
 
@@ -197,14 +197,14 @@ def attach(model: nn.Module) -> dict[str, nn.Parameter]:
 
     A parameter is named after the layer's weight: `….q_proj.weight.down` and `….q_proj.weight.up`.
     """
-    found: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] in LAYERS:
             layer = LowRankLinear(module)
             parent, last = name.rsplit(".", 1)
             setattr(model.get_submodule(parent), last, layer)
-            found |= {f"{name}.weight.down": layer.down, f"{name}.weight.up": layer.up}
-    return found
+            parameters |= {f"{name}.weight.down": layer.down, f"{name}.weight.up": layer.up}
+    return parameters
 
 
 class Learner:
@@ -214,7 +214,7 @@ class Learner:
         self.model, self.tokenizer = model.requires_grad_(False), tokenizer
         self.projector = model.model.multi_modal_projector
         added = attach(model.model.language_model)
-        self.parameters = {f"model.language_model.{name}": one for name, one in added.items()}
+        self.parameters = {f"model.language_model.{name}": parameter for name, parameter in added.items()}
         for module in model.modules():
             if isinstance(module, LowRankLinear):
                 module.base.to(torch.bfloat16)
@@ -275,8 +275,10 @@ def train(path: Path, seed: int) -> None:
     right = fit_projector(learner.projector, model.model.vision_tower, learner.words, seed, PROJECTOR_STEPS)
     report(f"nearest word right for {right:.4f} of the patches")
     learner.train(WORD_STEPS, STEPS, COOLDOWN_STEPS, seed)
-    rest = {name: one for name, one in model.state_dict().items() if ".vision_tower." in name or "_projector." in name}
-    packed = {name: one.detach() for name, one in learner.parameters.items()} | rest
+    rest = {
+        name: tensor for name, tensor in model.state_dict().items() if ".vision_tower." in name or "_projector." in name
+    }
+    packed = {name: parameter.detach() for name, parameter in learner.parameters.items()} | rest
     report(f"{path}: {pack(packed, path, {'weights_sha256': WEIGHTS_SHA256}):,} bytes")
 
 

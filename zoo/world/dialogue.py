@@ -31,14 +31,14 @@ def write_change(
     w = draw_fillers(rng, odds)
     new = next((thing for thing in after.things if thing not in before.things), None)
     if new is None:
-        said = f"{_seen(before.things[index])} was removed"
+        statement = f"{_seen(before.things[index])} was removed"
     elif kind == "added":
-        said = f"a {kind_of(new)} was added at the {PLACES[new.cell]}"
+        statement = f"a {kind_of(new)} was added at the {PLACES[new.cell]}"
     elif kind == "moved":
-        said = f"{_seen(before.things[index])} was moved to the {PLACES[new.cell]}"
+        statement = f"{_seen(before.things[index])} was moved to the {PLACES[new.cell]}"
     else:
-        said = f"{_seen(before.things[index])} now has another {kind}: {getattr(new, kind)}"
-    return f"{w('overall')} the second {w('view')} {w('looks')} alike, but {said}."
+        statement = f"{_seen(before.things[index])} now has another {kind}: {getattr(new, kind)}"
+    return f"{w('overall')} the second {w('view')} {w('looks')} alike, but {statement}."
 
 
 def write_second(scene: Scene, question: str) -> str:
@@ -65,8 +65,8 @@ def draw_text_only(rng: random.Random) -> tuple[str, str]:
     """Draw a question without an image and its answer."""
     kind = rng.randrange(4)
     if kind == 0:
-        (one, other), result = rng.choice(list(MIXES.items()))
-        return f"What do you get from {one} and {other}?", f"You get {result}."
+        (first, second), result = rng.choice(list(MIXES.items()))
+        return f"What do you get from {first} and {second}?", f"You get {result}."
     if kind == 1:
         shape = rng.choice(list(SIDES))
         return f"How many sides does a {shape} have?", f"A {shape} has {NUMBERS[SIDES[shape]]} sides."

@@ -78,8 +78,8 @@ def stated(text: str) -> list[str]:
 
 def count_stated(truth: str, text: str) -> tuple[int, int]:
     """Return how many attribute words equal the true text's at the same position, and the larger of both counts."""
-    true, found = stated(truth), stated(text)
-    return sum(one == other for one, other in zip(true, found)), max(len(true), len(found))
+    true, actual = stated(truth), stated(text)
+    return sum(word == other for word, other in zip(true, actual)), max(len(true), len(actual))
 
 
 def kind_of(thing: Thing) -> str:
@@ -111,7 +111,7 @@ class Form:
         """Write a scene; the filler words of the objects are drawn first."""
         listed = [write_thing(thing, self.thing, words, number) for number, thing in enumerate(scene.things, start=1)]
         if "{column}" in self.thing:
-            rows = [[said for t, said in zip(scene.things, listed) if t.cell // GRID == row] for row in range(GRID)]
+            rows = [[phrase for t, phrase in zip(scene.things, listed) if t.cell // GRID == row] for row in range(GRID)]
             listed = [f"The {name} row: {' and '.join(row) or 'empty'}." for name, row in zip(ROWS, rows)]
         number = NUMBERS[len(scene.things)]
         count = f"{number} {self.noun}{'' if len(scene.things) == 1 else 's'}"
@@ -135,8 +135,8 @@ def read_things(text: str, template: str) -> list[Thing]:
         template = template.replace("{column}", "{place}")
         rows = zip(ROWS, re.findall(r"row: ([^.]+)\.", text))
         text = "; ".join(re.sub(rf"\b({'|'.join(COLUMNS)})\b", rf"{name} \1", row) for name, row in rows)
-    found = re.finditer(template.replace(".", r"\.").format(**_GROUPS), text)
-    return [Thing(PLACES.index(one["place"]), one["size"], one["colour"], one["shape"]) for one in found]
+    matches = re.finditer(template.replace(".", r"\.").format(**_GROUPS), text)
+    return [Thing(PLACES.index(match["place"]), match["size"], match["colour"], match["shape"]) for match in matches]
 
 
 FORMS = {

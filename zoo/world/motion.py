@@ -80,22 +80,22 @@ def place_at(motion: Motion, moment: float) -> tuple[float, float]:
 
 def render_motion(motion: Motion, num_frames: int, size_px: int = NATIVE_PX) -> list[Image.Image]:
     """Render the frames of a clip, evenly spaced from moment 0 to 1."""
-    places = []
+    positions = []
     for frame in range(num_frames):
         still = [place_of(thing) for thing in motion.scene.things]
         still[motion.mover] = place_at(motion, frame / max(1, num_frames - 1))
-        places.append(still)
-    return render_frames(motion.scene, places, size_px)
+        positions.append(still)
+    return render_frames(motion.scene, positions, size_px)
 
 
 def _write(motion: Motion, phrasing: str, words: Words) -> str:
-    one, still, scene = motion.moving, motion.staying, motion.scene
+    thing, still, scene = motion.moving, motion.staying, motion.scene
     stays, rests = "and nothing else is there", "Nothing rests"
     if still:
         stays = f"while a {kind_of(still)} stays at the {PLACES[still.cell]}"
         rests = f"A {still.shape}, {still.colour} and {still.size}, rests {PLACES[still.cell]}"
-    fixed = {"kind": kind_of(one), "size": one.size, "colour": one.colour, "shape": one.shape}
-    fixed |= {"start": PLACES[one.cell], "end": PLACES[motion.end], "tone": scene.tone, "texture": scene.texture}
+    fixed = {"kind": kind_of(thing), "size": thing.size, "colour": thing.colour, "shape": thing.shape}
+    fixed |= {"start": PLACES[thing.cell], "end": PLACES[motion.end], "tone": scene.tone, "texture": scene.texture}
     return FORMS[phrasing].format_map(Slots(words, **fixed, stays=stays, rests=rests))
 
 

@@ -24,28 +24,28 @@ GREYS = {"pale": (232, 206), "grey": (150, 124), "dark": (52, 80)}
 HALF_WIDTH = {"small": 0.20, "medium": 0.29, "large": 0.43}
 
 
-Place = tuple[float, float]
+Position = tuple[float, float]
 """Column and row of the middle of an object, in cells; whole numbers are the middles of the grid's cells."""
 
 
-def place_of(thing: Thing, grid: int = GRID) -> Place:
+def place_of(thing: Thing, grid: int = GRID) -> Position:
     """Return the middle of an object's cell."""
     return thing.cell % grid, thing.cell // grid
 
 
-def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int = NATIVE_PX) -> list[Image.Image]:
-    """Render one frame per entry of `places`, with the objects at these positions and the same ground and looks."""
+def render_frames(scene: Scene, positions: Sequence[Sequence[Position]], size_px: int = NATIVE_PX) -> list[Image.Image]:
+    """Render one frame per entry of `positions`, with the objects at these positions and the same ground and looks."""
     side = size_px * OVERSAMPLE
     rng = random.Random(scene.look_seed)
     ground = Image.fromarray(_ground(scene, side, rng))
     looks = rng.getstate()
     frames = []
-    for frame in places:
+    for frame in positions:
         rng.setstate(looks)
         image = ground.copy()
         draw = ImageDraw.Draw(image)
-        for thing, place in zip(scene.things, frame, strict=True):
-            _draw_thing(draw, thing, side / scene.grid, rng, place)
+        for thing, position in zip(scene.things, frame, strict=True):
+            _draw_thing(draw, thing, side / scene.grid, rng, position)
         frames.append(image.resize((size_px, size_px), Image.Resampling.BOX))
     return frames
 
@@ -71,11 +71,13 @@ def _ground(scene: Scene, side: int, rng: random.Random) -> np.ndarray:
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, cell_px: float, rng: random.Random, place: Place) -> None:
+def _draw_thing(
+    draw: ImageDraw.ImageDraw, thing: Thing, cell_px: float, rng: random.Random, position: Position
+) -> None:
     half = HALF_WIDTH[thing.size] * cell_px * rng.uniform(0.95, 1.05)
     slack = max(0.0, min(0.12 * cell_px, cell_px / 2 - half - 1))
-    x = (place[0] + 0.5) * cell_px + rng.uniform(-slack, slack)
-    y = (place[1] + 0.5) * cell_px + rng.uniform(-slack, slack)
+    x = (position[0] + 0.5) * cell_px + rng.uniform(-slack, slack)
+    y = (position[1] + 0.5) * cell_px + rng.uniform(-slack, slack)
     fill = tuple(max(0, min(255, value + rng.randint(-12, 12))) for value in RGB[thing.colour])
     box = (x - half, y - half, x + half, y + half)
     if thing.shape == "circle":

@@ -66,8 +66,8 @@ def attend_rows(
     num_kv_heads = key.shape[1]
     out = query.new_empty(num_rows, num_nodes, num_heads, head_dim)
     columns = columns.contiguous()
-    one, two, three, four, five = query.stride(), key.stride(), value.stride(), keys.stride(), values.stride()
-    assert one[3] == two[3] == three[3] == four[3] == five[3] == 1, "the last axis must be contiguous"
+    strides = [tensor.stride() for tensor in (query, key, value, keys, values)]
+    assert all(stride[3] == 1 for stride in strides), "the last axis must be contiguous"
     window = num_nodes if mask is None else mask.shape[3]
     of_mask: tuple[int, ...] = (0, 0, 0) if mask is None else mask.stride()
     getattr(LIBRARY.library(), _FUNCTIONS[query.dtype])(
@@ -81,7 +81,7 @@ def attend_rows(
         None if mask is None else mask.data_ptr(),
         out.data_ptr(),
         _Sizes(num_rows, num_kv_heads, num_heads // num_kv_heads, num_nodes, head_dim, window),
-        _Strides(*one[:3], *two[:3], *three[:3], *four[:3], *five[:3], of_mask[0], of_mask[2]),
+        _Strides(*(size for stride in strides for size in stride[:3]), of_mask[0], of_mask[2]),
         scaling,
         torch.get_num_threads(),
     )

@@ -60,15 +60,17 @@ class CompiledDecoder(DecoderRunner):
         self._indices: Sequence[int] = range(len(layers))
         self._graph = LayerGraph(layers)
         self._frames: dict[tuple[ForwardKind, int], DecoderFrame | None] = {}
-        self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
+        self._num_bytes = sum(
+            weight.numel() * weight.element_size() for layer in layers for weight in layer.parameters()
+        )
         self._compiled_decoder = with_layers(decoder, self._graph.run_layer)
 
     def of_layers(self, indices: Sequence[int]) -> CompiledDecoder:
         # The copy shares the graph, the kinds that were compiled and the packed weights.
-        one = copy.copy(self)
-        one.decoder, one._indices, one._frames = some_layers(self.decoder, indices), tuple(indices), {}
-        one._compiled_decoder = some_layers(self._compiled_decoder, indices)
-        return one
+        runner = copy.copy(self)
+        runner.decoder, runner._indices, runner._frames = some_layers(self.decoder, indices), tuple(indices), {}
+        runner._compiled_decoder = some_layers(self._compiled_decoder, indices)
+        return runner
 
     @property
     def mode(self) -> str:  # type: ignore[override]
@@ -117,15 +119,15 @@ class CompiledDecoder(DecoderRunner):
                 return run_decoder(self._compiled_decoder, embeds, positions, step, {}, wanted)
             with FrameRecorder(self.decoder, len(self.decoder.layers)) as recorder:  # type: ignore[arg-type]
                 self._graph.recorder = recorder
-                found = run_decoder(self._compiled_decoder, embeds, positions, step, {}, wanted)
-            hidden = found[..., : embeds.shape[-1]] if wanted else found
+                outputs = run_decoder(self._compiled_decoder, embeds, positions, step, {}, wanted)
+            hidden = outputs[..., : embeds.shape[-1]] if wanted else outputs
             frame = recorder.frame(embeds, positions, hidden)
             if frame is not None:
                 # The frame is used only if it repeats the forward bitwise; it writes the same keys and values.
                 repeated = frame.after(self._graph.run(self._indices, embeds, step, frame.before(embeds, positions)))
                 frame = frame if torch.equal(repeated, hidden) else None
             self._frames[form] = frame
-            return found
+            return outputs
         except NOT_COMPILED as error:
             reason = first_lines(error)
         finally:
@@ -188,5 +190,5 @@ def pack_head(head: Any) -> nn.Module:
 def can_compile(decoder: nn.Module) -> bool:
     """Return whether all layers have equal structure, no buffers, and weights that packed kernels support."""
     layers = list(getattr(decoder, "layers", ()))
-    weights = [one for layer in layers for one in layer.parameters()]
-    return are_alike(layers) and all(can_pack(one.device, one.dtype) for one in weights)
+    weights = [weight for layer in layers for weight in layer.parameters()]
+    return are_alike(layers) and all(can_pack(weight.device, weight.dtype) for weight in weights)

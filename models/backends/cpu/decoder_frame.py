@@ -68,7 +68,7 @@ class FrameRecorder:
         return self
 
     def _record_rotary(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._rotary_inputs += [one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor)]
+        self._rotary_inputs += [value for value in (*args[1:], *kwargs.values()) if isinstance(value, Tensor)]
 
     def __exit__(self, *_: object) -> None:
         if self._hook is not None:
@@ -106,10 +106,10 @@ class FrameRecorder:
         return frame if is_equal and torch.equal(frame.after(self._last), last) else None
 
 
-def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _is_same(args: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether the arguments of two layers are the same objects or equal constants."""
-    return one.keys() == other.keys() and all(
-        one[name] is other[name] or (isinstance(one[name], _CONSTANTS) and one[name] == other[name]) for name in one
+    return args.keys() == other.keys() and all(
+        args[name] is other[name] or (isinstance(args[name], _CONSTANTS) and args[name] == other[name]) for name in args
     )
 
 

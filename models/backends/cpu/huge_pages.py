@@ -29,7 +29,7 @@ def advise_huge_pages(address: int, num_bytes: int) -> bool:
     first, end = address // PAGE_BYTES, -(-(address + num_bytes) // PAGE_BYTES)
     # The first and last huge page may reach beyond the allocation, or may not be mapped completely.
     for start, stop in ((first, end), (first + 1, end), (first, end - 1), (first + 1, end - 1)):
-        place, size = start * PAGE_BYTES, (stop - start) * PAGE_BYTES
-        if size > 0 and madvise(place, size, _HUGEPAGE) == 0 and madvise(place, size, _COLLAPSE) == 0:
+        page_address, size = start * PAGE_BYTES, (stop - start) * PAGE_BYTES
+        if size > 0 and madvise(page_address, size, _HUGEPAGE) == 0 and madvise(page_address, size, _COLLAPSE) == 0:
             return True
     return False

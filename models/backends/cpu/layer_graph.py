@@ -189,8 +189,8 @@ def _compile(
         compiled: Any = compile_fx_inner(inner, examples, **options)
         outputs = next(node for node in reversed(inner.graph.nodes) if node.op == "output").args[0]
         # Torch may have added inputs, or outputs that its wrapper copies.
-        if len(examples) == len(names) and len(outputs) == 1 and callable(found := compiled.current_callable):
-            generated.append(found)
+        if len(examples) == len(names) and len(outputs) == 1 and callable(function := compiled.current_callable):
+            generated.append(function)
         return compiled
 
     # The few kernels of one layer need no pool of compiler processes.
@@ -204,8 +204,8 @@ def _compile(
     graph = _Graph(run, _picker(names), names, generated[0] if len(generated) == 1 else None)
 
     def recorded(*inputs: Any) -> Sequence[Tensor]:
-        if (found := owner()) is not None:
-            found._latest = graph
+        if (layer_graph := owner()) is not None:
+            layer_graph._latest = graph
         return run(*inputs)  # type: ignore[no-any-return]
 
     return recorded

@@ -61,7 +61,7 @@ def merge_linears(graph: torch.fx.Graph) -> int:
             if len(nodes) > 1:
                 sizes = [int(weight.meta["example_value"].shape[0]) for weight in weights]
                 split = graph.call_function(torch.split, (fused, sizes, -1))
-                parts = [graph.call_function(operator.getitem, (split, place)) for place in range(len(nodes))]
+                parts = [graph.call_function(operator.getitem, (split, index)) for index in range(len(nodes))]
         for node, part in zip(nodes, parts, strict=True):
             node.replace_all_uses_with(part)
             graph.erase_node(node)
@@ -69,28 +69,28 @@ def merge_linears(graph: torch.fx.Graph) -> int:
     return len(readers)
 
 
-def _argument(node: torch.fx.Node, place: int, name: str) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+def _argument(node: torch.fx.Node, index: int, name: str) -> Any:
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name)
 
 
 def multiply(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
     """Apply linear layers `weights` (O, D), `biases` (O,) to `input` (…, D); concatenate the outputs (…, sum of O)."""
     # Merged weights are stored under the address of the first one.
-    one = _packed.get(weights[0].data_ptr())
-    if one is None:
-        one = _pack(weights, biases)
-    if one.is_own_gemm:
-        return multiply_rows(input, one.weight, one.bias, one.num_outputs)
-    out: Tensor = _KERNEL(input, one.weight, one.bias, "none", [], "")
+    packed = _packed.get(weights[0].data_ptr())
+    if packed is None:
+        packed = _pack(weights, biases)
+    if packed.is_own_gemm:
+        return multiply_rows(input, packed.weight, packed.bias, packed.num_outputs)
+    out: Tensor = _KERNEL(input, packed.weight, packed.bias, "none", [], "")
     return out
 
 
 def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed:
     with torch.no_grad():
         bias = None
-        if any(one is not None for one in biases):
+        if any(b is not None for b in biases):
             pairs = zip(biases, weights, strict=True)
-            bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in pairs])
+            bias = torch.cat([w.new_zeros(w.shape[0]) if b is None else b for b, w in pairs])
         # A single weight needs no concatenated copy.
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         num_outputs, is_own_gemm = weight.shape[0], can_multiply(weight)
@@ -100,9 +100,9 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
         else:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
             advise_huge_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
-    one = _Packed(weight, bias, tuple(weights), num_outputs, is_own_gemm)
-    _packed[weights[0].data_ptr()] = one
-    return one
+    packed = _Packed(weight, bias, tuple(weights), num_outputs, is_own_gemm)
+    _packed[weights[0].data_ptr()] = packed
+    return packed
 
 
 def forget(weights: Iterable[int]) -> None:

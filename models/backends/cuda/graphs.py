@@ -133,11 +133,11 @@ class CapturedDecoder(DecoderRunner):
         self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[object, ...], _Recording]]()
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
-        one = CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
+        runner = CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
         # The same compiled function runs them.
-        one._fused = None if self._fused is None else some_layers(self._fused, indices)
-        one._has_failed = self._has_failed
-        return one
+        runner._fused = None if self._fused is None else some_layers(self._fused, indices)
+        runner._has_failed = self._has_failed
+        return runner
 
     @property
     def is_compiled(self) -> bool:  # type: ignore[override]
@@ -152,7 +152,7 @@ class CapturedDecoder(DecoderRunner):
     @property
     def num_recordings(self) -> int:
         """Number of captured graphs over all KV caches."""
-        return sum(len(one) for one in self._recordings.values())
+        return sum(len(recordings) for recordings in self._recordings.values())
 
     def __call__(
         self,
@@ -182,13 +182,13 @@ class CapturedDecoder(DecoderRunner):
         # The tree kernel has a length per row and does not depend on the window.
         width = ("window", window) if trees is None else ("scratch", trees.visible.shape[2])
         key = (size, num_nodes, positions.dim(), tuple(wanted), width)
-        one = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
-        if one is None:
+        recording = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
+        if recording is None:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
-        recordings[key] = one
-        one.inputs.fill(embeds, positions, step)
-        one.replay()
-        return one.out[: embeds.shape[0]].clone()
+        recordings[key] = recording
+        recording.inputs.fill(embeds, positions, step)
+        recording.replay()
+        return recording.out[: embeds.shape[0]].clone()
 
     def _record(
         self,
@@ -247,7 +247,7 @@ def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, 
     """Return inputs for `size` rows; unused rows read the first position, because a fully masked row gives NaN."""
     num_nodes = step.columns.shape[1]
     inputs = embeds.new_zeros(size, *embeds.shape[1:])
-    places = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
+    input_positions = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
     columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
     mask = None
     if step.mask is not None:
@@ -255,4 +255,4 @@ def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, 
         mask[..., 0] = 0.0
     idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
     rows = torch.arange(size, device=embeds.device)
-    return _Inputs(inputs, places, rows, columns, mask, idle)
+    return _Inputs(inputs, input_positions, rows, columns, mask, idle)

@@ -21,14 +21,14 @@ GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 class MergedPart(nn.Module):
     """Computes the outputs `start` … `stop` − 1 of a merged layer; `drop_repeated` computes all its parts at once."""
 
-    def __init__(self, whole: nn.Linear, start: int, stop: int) -> None:
+    def __init__(self, merged: nn.Linear, start: int, stop: int) -> None:
         super().__init__()
-        self._whole = (whole,)  # not a submodule: the parent module has it
+        self._whole = (merged,)  # not a submodule: the parent module has it
         self._start, self._stop = start, stop
 
     def forward(self, states: Tensor) -> Tensor:
-        (whole,) = self._whole
-        return F.linear(states, whole.weight, whole.bias)[..., self._start : self._stop]
+        (merged,) = self._whole
+        return F.linear(states, merged.weight, merged.bias)[..., self._start : self._stop]
 
 
 def merge_layer(layer: nn.Module) -> Mapping[str, Tensor]:
@@ -39,11 +39,11 @@ def merge_layer(layer: nn.Module) -> Mapping[str, Tensor]:
             parts = [getattr(member, kind) for member in members]
             if parts[0] is None:
                 continue
-            whole = torch.cat([one.data for one in parts])
-            views = torch.split(whole, [len(one) for one in parts])
-            for one, view in zip(parts, views, strict=True):
-                one.data = view
-            weights[f"{path}{name}.{kind}"] = whole
+            merged = torch.cat([parameter.data for parameter in parts])
+            views = torch.split(merged, [len(parameter) for parameter in parts])
+            for parameter, view in zip(parts, views, strict=True):
+                parameter.data = view
+            weights[f"{path}{name}.{kind}"] = merged
             for part in GROUPS[name]:
                 del weights[f"{path}{part}.{kind}"]
     return weights
@@ -55,17 +55,17 @@ def merge_template(template: nn.Module) -> None:
         parent = template.get_submodule(path.removesuffix("."))
         sizes = [member.out_features for member in members]
         options = {"device": members[0].weight.device, "dtype": members[0].weight.dtype}
-        whole = nn.Linear(members[0].in_features, sum(sizes), members[0].bias is not None, **options)
-        parent.add_module(name, whole.requires_grad_(False))
-        for place, one in enumerate(GROUPS[name]):
-            parent.add_module(one, MergedPart(whole, sum(sizes[:place]), sum(sizes[: place + 1])))
+        merged = nn.Linear(members[0].in_features, sum(sizes), members[0].bias is not None, **options)
+        parent.add_module(name, merged.requires_grad_(False))
+        for index, part in enumerate(GROUPS[name]):
+            parent.add_module(part, MergedPart(merged, sum(sizes[:index]), sum(sizes[: index + 1])))
 
 
 def _groups(layer: nn.Module) -> Iterator[tuple[str, str, list[nn.Linear]]]:
     """Yield path of the parent module, name of the merged layer, and its parts, for all groups that can be merged."""
     for path, parent in layer.named_modules():
         for name, group in GROUPS.items():
-            members = [getattr(parent, one, None) for one in group]
+            members = [getattr(parent, part, None) for part in group]
             if _can_merge(members):
                 yield path + "." if path else "", name, members  # type: ignore[misc]
 
@@ -73,13 +73,13 @@ def _groups(layer: nn.Module) -> Iterator[tuple[str, str, list[nn.Linear]]]:
 def _can_merge(members: Sequence[object]) -> bool:
     """Return whether these are plain linear layers, not rounded or adapted ones, of equal inputs and dtypes."""
     kinds = set()
-    for one in members:
-        if type(one) is not nn.Linear or one._forward_hooks or one._forward_pre_hooks:
+    for member in members:
+        if type(member) is not nn.Linear or member._forward_hooks or member._forward_pre_hooks:
             return False
-        parts = [part for part in (one.weight, one.bias) if part is not None]
+        parts = [part for part in (member.weight, member.bias) if part is not None]
         if any(type(part.data) is not Tensor for part in parts):
             return False
-        kinds.add((one.in_features, len(parts), *((part.dtype, part.device) for part in parts)))
+        kinds.add((member.in_features, len(parts), *((part.dtype, part.device) for part in parts)))
     return len(kinds) == 1
 
 

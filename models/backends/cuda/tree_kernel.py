@@ -61,10 +61,10 @@ def _attend(  # type: ignore[no-untyped-def]
     is_query = number < GROUP * num_nodes
     node = number % num_nodes
     head = key_head * GROUP + number // num_nodes
-    place = tl.arange(0, BLOCK_D)
-    is_place = place < HEAD_SIZE
-    places = query + row * query_row + head[:, None] * query_head + node[:, None] * query_node + place[None, :]
-    asked = tl.load(places, mask=is_query[:, None] & is_place[None, :], other=0.0)
+    channel = tl.arange(0, BLOCK_D)
+    is_channel = channel < HEAD_SIZE
+    pointers = query + row * query_row + head[:, None] * query_head + node[:, None] * query_node + channel[None, :]
+    asked = tl.load(pointers, mask=is_query[:, None] & is_channel[None, :], other=0.0)
 
     length = tl.load(lens + row)
     base = (tl.load(rows + row).to(tl.int64) * KEY_HEADS + key_head) * num_columns * HEAD_SIZE
@@ -81,8 +81,8 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(start, committed, BLOCK_C):
         column = first + tl.arange(0, BLOCK_C)
         is_there = column < committed
-        offset = base + column[:, None] * HEAD_SIZE + place[None, :]
-        is_read = is_there[:, None] & is_place[None, :]
+        offset = base + column[:, None] * HEAD_SIZE + channel[None, :]
+        is_read = is_there[:, None] & is_channel[None, :]
         key = tl.load(keys + offset, mask=is_read, other=0.0)
         scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
         scores = tl.where(is_there[None, :], scores, float("-inf"))
@@ -91,25 +91,25 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(tl.maximum(start, length), stop, BLOCK_C):
         column = first + tl.arange(0, BLOCK_C)
         is_there = column < stop
-        offset = base + column[:, None] * HEAD_SIZE + place[None, :]
-        is_read = is_there[:, None] & is_place[None, :]
+        offset = base + column[:, None] * HEAD_SIZE + channel[None, :]
+        is_read = is_there[:, None] & is_channel[None, :]
         key = tl.load(keys + offset, mask=is_read, other=0.0)
         scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
-        seen = visible + (row * num_nodes + node[:, None]) * num_scratch + (column - length)[None, :]
-        is_seen = tl.load(seen, mask=is_query[:, None] & is_there[None, :], other=0) != 0
+        mask_pointers = visible + (row * num_nodes + node[:, None]) * num_scratch + (column - length)[None, :]
+        is_seen = tl.load(mask_pointers, mask=is_query[:, None] & is_there[None, :], other=0) != 0
         scores = tl.where(is_seen, scores, float("-inf"))
         value = tl.load(values + offset, mask=is_read, other=0.0)
         top, total, mixed = _fold(scores, value, top, total, mixed, PRECISION)
 
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    is_kept = is_query[:, None] & is_place[None, :]
+    is_kept = is_query[:, None] & is_channel[None, :]
     if IS_SPLIT:
         num_rows = tl.num_programs(0) // KEY_HEADS
         index = ((split * num_rows + row) * num_nodes + node) * (KEY_HEADS * GROUP) + head
         tl.store(totals + index, top + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=is_query)
     else:
         index = (row * num_nodes + node) * (KEY_HEADS * GROUP) + head
-    tl.store(out + index[:, None] * HEAD_SIZE + place[None, :], mixed.to(out.dtype.element_ty), mask=is_kept)
+    tl.store(out + index[:, None] * HEAD_SIZE + channel[None, :], mixed.to(out.dtype.element_ty), mask=is_kept)
 
 
 @triton.jit(do_not_specialize=["num_splits"])  # type: ignore[untyped-decorator]
@@ -119,17 +119,17 @@ def _merge(  # type: ignore[no-untyped-def]
     """Weigh the results of all splits of one query by their sums."""
     index = tl.program_id(0)
     split = tl.arange(0, BLOCK_S)
-    place = tl.arange(0, BLOCK_D)
+    channel = tl.arange(0, BLOCK_D)
     is_split = split < num_splits
     offset = split * tl.num_programs(0) + index
     logs = tl.load(totals + offset, mask=is_split, other=float("-inf"))
     top = tl.max(logs, 0)
     weights = tl.exp2(logs - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weights, 0)
-    is_read = is_split[:, None] & (place < HEAD_SIZE)[None, :]
-    part = tl.load(parts + offset[:, None] * HEAD_SIZE + place[None, :], mask=is_read, other=0.0)
+    is_read = is_split[:, None] & (channel < HEAD_SIZE)[None, :]
+    part = tl.load(parts + offset[:, None] * HEAD_SIZE + channel[None, :], mask=is_read, other=0.0)
     mixed = tl.sum(part * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + index * HEAD_SIZE + place, mixed.to(out.dtype.element_ty), mask=place < HEAD_SIZE)
+    tl.store(out + index * HEAD_SIZE + channel, mixed.to(out.dtype.element_ty), mask=channel < HEAD_SIZE)
 
 
 @cache

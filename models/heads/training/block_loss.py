@@ -29,10 +29,10 @@ MAX_ANCHORS = 32
 def anchors_of(wanted: Tensor) -> Tensor:
     """Return the anchors (A,) of a sample whose tokens to learn are `wanted` (L,): tokens of the answer that another
     one follows."""
-    places = (wanted[:-1] & wanted[1:]).nonzero()[:, 0]
-    if len(places) <= MAX_ANCHORS:
-        return places
-    return places[torch.linspace(0, len(places) - 1, MAX_ANCHORS, device=places.device).round().long()]
+    indices = (wanted[:-1] & wanted[1:]).nonzero()[:, 0]
+    if len(indices) <= MAX_ANCHORS:
+        return indices
+    return indices[torch.linspace(0, len(indices) - 1, MAX_ANCHORS, device=indices.device).round().long()]
 
 
 class BlockTask(HeadTask):
@@ -51,8 +51,8 @@ class BlockTask(HeadTask):
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
         length = states.tokens.shape[1]
-        found = [anchors_of(wanted) for wanted in states.wanted]
-        anchors = nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=length)
+        anchors_by_sample = [anchors_of(wanted) for wanted in states.wanted]
+        anchors = nn.utils.rnn.pad_sequence(anchors_by_sample, batch_first=True, padding_value=length)
         outputs = self._run(states, states.features + noise, anchors.clamp_max(length - 1))[:, :, 1:]
         use = self._learned(states.wanted, anchors)
         rows, blocks, masks = use.nonzero(as_tuple=True)
@@ -71,19 +71,19 @@ class BlockTask(HeadTask):
         b, length = states.tokens.shape
         logits = torch.zeros(b, length - 2, width_of(self.head), device=states.tokens.device)
         # The block at token t + 1 drafts token t + 2. Only tokens to learn are asked for.
-        places = states.wanted[:, 2:].any(dim=0).nonzero()[:, 0]
-        for some in torch.split(places, MAX_ANCHORS):
-            outputs = self._run(states, states.features, (some + 1).expand(b, -1))
-            logits[:, some] = self._logits(outputs[:, :, 1])
+        indices = states.wanted[:, 2:].any(dim=0).nonzero()[:, 0]
+        for chunk in torch.split(indices, MAX_ANCHORS):
+            outputs = self._run(states, states.features, (chunk + 1).expand(b, -1))
+            logits[:, chunk] = self._logits(outputs[:, :, 1])
         return logits
 
     def _learned(self, wanted: Tensor, anchors: Tensor) -> Tensor:
         """Return which masks (b, A, S − 1) are learned: those up to the end of the answer, of `wanted` (b, L), that the
         block's anchor (b, A) is in. An anchor L is padding."""
-        places = anchors[:, :, None] + torch.arange(1, self.network.shape.block_size, device=anchors.device)
+        positions = anchors[:, :, None] + torch.arange(1, self.network.shape.block_size, device=anchors.device)
         padded = F.pad(wanted, (0, self.network.shape.block_size))
-        found = padded.gather(1, places.flatten(1)).view_as(places)
-        return found.cumprod(dim=2).bool()
+        is_wanted = padded.gather(1, positions.flatten(1)).view_as(positions)
+        return is_wanted.cumprod(dim=2).bool()
 
     def _run(self, states: States, features: Tensor, anchors: Tensor) -> Tensor:
         """Run the blocks at `anchors` (b, A); return the outputs (b, A, S, D) at all their positions."""
@@ -92,17 +92,17 @@ class BlockTask(HeadTask):
         tokens = torch.where(states.tokens < network.shape.vocab_size, states.tokens, 0)
         ids = tokens.gather(1, anchors)[:, :, None].repeat(1, 1, size)
         ids[:, :, 1:] = network.shape.mask_token_id
-        places = torch.arange(length, device=anchors.device)
+        context_positions = torch.arange(length, device=anchors.device)
         starts = anchors.repeat_interleave(size, dim=1)
         block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(size)
-        own = (block[:, None] == block).expand(b, -1, -1)
-        mask = torch.cat([places < starts[:, :, None], own], dim=2)[:, None]
+        same_block = (block[:, None] == block).expand(b, -1, -1)
+        mask = torch.cat([context_positions < starts[:, :, None], same_block], dim=2)[:, None]
         positions = (anchors[:, :, None] + torch.arange(size, device=anchors.device)).flatten(1)
         # An engine may have replaced the implementation.
         network.set_attn_implementation(IMPLEMENTATION)
         projected = network.project(features)
         context = EarlierPairs()
-        for layer, pairs in enumerate(network.keys_and_values(projected, places.expand(b, -1))):
+        for layer, pairs in enumerate(network.keys_and_values(projected, context_positions.expand(b, -1))):
             context.add(layer, *pairs)
         embeds = self.embedding(ids.flatten(1)).to(projected.dtype)
         outputs: Tensor = network(embeds, positions, attention_mask=mask, earlier=context).last_hidden_state

@@ -35,9 +35,9 @@ class _SumInChunks(torch.autograd.Function):
         *tensors, others = given
         inputs = tensors[:num_inputs]
         # Gradients by term: of whole inputs by their index, and of weights by their index after them.
-        weights = {place: value for place, value in enumerate(tensors) if place >= num_inputs and value.requires_grad}
+        weights = {index: value for index, value in enumerate(tensors) if index >= num_inputs and value.requires_grad}
         total: Tensor | None = None
-        found: list[dict[int, Tensor]] = []
+        gradients_by_term: list[dict[int, Tensor]] = []
         for start in range(0, max(1, (*inputs, *others)[0].shape[0]), size):
             with torch.set_grad_enabled(learns):
                 parts = [each[start : start + size].detach().requires_grad_(learns) for each in inputs]
@@ -46,33 +46,33 @@ class _SumInChunks(torch.autograd.Function):
             total = sums.detach() if total is None else total + sums.detach()
             if not learns:
                 continue
-            found = found or [{} for _ in by_term]
+            gradients_by_term = gradients_by_term or [{} for _ in by_term]
             wanted = dict(enumerate(parts)) | weights
-            for number, gradients in enumerate(found):
-                is_last = number + 1 == len(found)
+            for number, gradients in enumerate(gradients_by_term):
+                is_last = number + 1 == len(gradients_by_term)
                 some = torch.autograd.grad(
                     by_term[number], list(wanted.values()), retain_graph=not is_last, allow_unused=True
                 )
-                for place, gradient in zip(wanted, some, strict=True):
+                for index, gradient in zip(wanted, some, strict=True):
                     if gradient is None:
                         continue
-                    if place < num_inputs:
-                        own = gradients.setdefault(place, torch.zeros_like(inputs[place]))
-                        own[start : start + size] = gradient
-                    elif place in gradients:
-                        gradients[place] += gradient
+                    if index < num_inputs:
+                        accumulated = gradients.setdefault(index, torch.zeros_like(inputs[index]))
+                        accumulated[start : start + size] = gradient
+                    elif index in gradients:
+                        gradients[index] += gradient
                     else:
-                        gradients[place] = gradient.clone()
+                        gradients[index] = gradient.clone()
         assert total is not None
-        ctx.found, ctx.num_tensors = found, len(tensors)
+        ctx.gradients, ctx.num_tensors = gradients_by_term, len(tensors)
         return total
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> Any:
         gradients: list[Tensor | None] = [None] * ctx.num_tensors
-        for scale, found in zip(outer, ctx.found, strict=True):
-            for place, gradient in found.items():
-                own = gradients[place]
-                gradients[place] = gradient.mul_(scale) if own is None else own.add_(gradient * scale)
-        ctx.found = []
+        for scale, term_gradients in zip(outer, ctx.gradients, strict=True):
+            for index, gradient in term_gradients.items():
+                accumulated = gradients[index]
+                gradients[index] = gradient.mul_(scale) if accumulated is None else accumulated.add_(gradient * scale)
+        ctx.gradients = []
         return (None, None, None, None, *gradients, None)

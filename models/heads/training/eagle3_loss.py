@@ -86,17 +86,17 @@ class Eagle3Task(HeadTask):
         return [int(wanted[2 + step :].sum()) for step in range(self._num_draft_steps)]
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
-        rows, places = states.wanted[:, 2:].nonzero(as_tuple=True)
+        rows, indices = states.wanted[:, 2:].nonzero(as_tuple=True)
         # A step before the first token of a sample has no loss; its output is that of the first token.
         mine = [
-            outputs[rows, (places - step).clamp_min(0)]
+            outputs[rows, (indices - step).clamp_min(0)]
             for step, outputs in enumerate(self._unroll(states, states.features + noise))
         ]
         network, dtype = self.network, next(self._target_head.parameters()).dtype
         norm = nn.Identity() if network.shape.norm_output else network.norm
 
         def terms(*chunks: Tensor) -> Tensor:
-            *mine, hidden, places = chunks
+            *mine, hidden, indices = chunks
             with torch.no_grad():
                 wanted: Tensor = self._target_head(hidden.to(dtype)).float()
                 is_drafted = self._is_drafted[wanted.argmax(dim=-1)]
@@ -104,10 +104,10 @@ class Eagle3Task(HeadTask):
             sums = []
             for step, outputs in enumerate(mine):
                 losses = F.cross_entropy(network.lm_head(norm(outputs)).float(), probs, reduction="none")
-                sums.append(STEP_DECAY**step * (losses * (is_drafted & (places >= step))).sum())
+                sums.append(STEP_DECAY**step * (losses * (is_drafted & (indices >= step))).sum())
             return torch.stack(sums)
 
-        given = [states.hidden[:, 1:-1][rows, places], places]
+        given = [states.hidden[:, 1:-1][rows, indices], indices]
         weights = [network.lm_head.weight, *norm.parameters()]
         return sum_in_chunks(terms, mine, given, weights, self._is_drafted.shape[0])
 
@@ -123,15 +123,15 @@ class Eagle3Task(HeadTask):
         embeds = network.embed_tokens(tokens)
         embeds = torch.where(states.visual[:, :, None], states.received.to(embeds.dtype), embeds)[:, 1:]
         num_pairs = embeds.shape[1]
-        places = torch.arange(num_pairs, device=embeds.device)
-        positions = states.positions[..., :-1] if network.takes_axes else places[None]
-        causal, own = places[:, None] >= places, places[:, None] == places
+        indices = torch.arange(num_pairs, device=embeds.device)
+        positions = states.positions[..., :-1] if network.takes_axes else indices[None]
+        causal, diagonal = indices[:, None] >= indices, indices[:, None] == indices
         outputs = network.project(features[:, :-1])
         # An engine may have replaced the implementation.
         network.set_attn_implementation(IMPLEMENTATION)
         earlier = EarlierPairs()
         for step in range(self._num_draft_steps):
-            mask = torch.cat([causal, *[own] * step], dim=1)[None, None]
+            mask = torch.cat([causal, *[diagonal] * step], dim=1)[None, None]
             ahead = F.pad(embeds[:, step:], (0, 0, 0, min(step, num_pairs)))
             inputs = network.fuse(ahead, outputs)
             outputs = network(inputs, positions + step, attention_mask=mask, earlier=earlier).last_hidden_state

@@ -89,9 +89,9 @@ def cut_layers(target: Target, layers: Sequence[int], freeze_embeddings: bool) -
     decoder, head = parts_of(model, "the drafter")
     prefix = next(name for name, module in model.named_modules() if module is decoder) + ".layers."
     weights = {name: value for name, value in target.model.state_dict().items() if not name.startswith(prefix)}
-    for own, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         chosen = target.decoder.layers[layer].state_dict()  # type: ignore[index,union-attr]
-        weights |= {f"{prefix}{own}.{name}": value for name, value in chosen.items()}
+        weights |= {f"{prefix}{index}.{name}": value for name, value in chosen.items()}
     model.load_state_dict(weights)
     model.requires_grad_(False)
     decoder.requires_grad_(True)

@@ -153,7 +153,7 @@ def fresh_medusa(target: TargetModel, seed: int, num_heads: int) -> MedusaTask:
         torch.manual_seed(seed)
         heads = MedusaHeads(MedusaShape(num_heads, 1, weight.shape[1], weight.shape[0]))
     with torch.no_grad():
-        for place in range(num_heads):
-            heads.get_parameter(f"{place}.0.linear.bias").zero_()
-            heads.get_parameter(f"{place}.1.weight").copy_(weight)
+        for index in range(num_heads):
+            heads.get_parameter(f"{index}.0.linear.bias").zero_()
+            heads.get_parameter(f"{index}.1.weight").copy_(weight)
     return MedusaTask(heads.to(target.device))

@@ -156,10 +156,10 @@ class Trainer:
     def _taught(self, samples: Sequence[tuple[int, Sample]], keep: Keep) -> list[RowStates]:
         """Return the states of samples; the target runs once over those without."""
         fresh = [(ordinal, sample) for ordinal, sample in samples if isinstance(sample, TrainingSample)]
-        found = iter(
+        taught = iter(
             teach_rows(self.target, [sample for _, sample in fresh], self.task.feature_layers) if fresh else ()
         )
-        return [sample if isinstance(sample, RowStates) else keep(ordinal, next(found)) for ordinal, sample in samples]
+        return [sample if isinstance(sample, RowStates) else keep(ordinal, next(taught)) for ordinal, sample in samples]
 
     def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
         """Draw uniform noise (b, L, F) for the features of every sample."""
@@ -201,10 +201,10 @@ def count_right(task: HeadTask, target: TargetModel, samples: Sequence[Sample]) 
     Returns both counts and the number of tokens to learn. Logits of one sample exist at a time.
     """
     fresh = [sample for sample in samples if isinstance(sample, TrainingSample)]
-    found = iter(teach_rows(target, fresh, task.feature_layers) if fresh else ())
+    taught = iter(teach_rows(target, fresh, task.feature_layers) if fresh else ())
     first = three = total = 0
     for sample in samples:
-        states = States.of([sample if isinstance(sample, RowStates) else next(found)], target.device)
+        states = States.of([sample if isinstance(sample, RowStates) else next(taught)], target.device)
         use = states.wanted[:, 2:]
         best = task.logits(states)[use].topk(3, dim=-1).indices
         true = target.head(states.hidden[:, 1:-1][use].to(next(target.head.parameters()).dtype)).argmax(dim=-1)

@@ -89,16 +89,16 @@ def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: F
         count = max(1, math.ceil(seconds * sampling.fps - SLACK_S))
         if count <= sampling.max_frames:
             moments = (start_s + number / sampling.fps for number in range(count))
-            shown = tuple(max(first, bisect_right(times_s, moment + SLACK_S) - 1) for moment in moments)
-            if len(set(shown)) == count:
-                return Window(start_s, end_s, shown, sampling.fps)
+            indices = tuple(max(first, bisect_right(times_s, moment + SLACK_S) - 1) for moment in moments)
+            if len(set(indices)) == count:
+                return Window(start_s, end_s, indices, sampling.fps)
         count = min(count, sampling.max_frames)
     else:
         assert sampling.num_frames is not None, "one way of sampling is always given"
         count = sampling.num_frames
     chosen = tuple(range(first, stop))
     if len(chosen) > count:  # evenly spaced with both ends, rounded like Qwen3-VL
-        chosen = tuple(first + int(place) for place in np.linspace(0, stop - 1 - first, count).round())
+        chosen = tuple(first + int(offset) for offset in np.linspace(0, stop - 1 - first, count).round())
     return Window(start_s, end_s, chosen, len(chosen) / seconds)
 
 

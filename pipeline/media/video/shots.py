@@ -72,19 +72,19 @@ def _cuts(video: VideoStream, threshold: float) -> Iterator[float]:
         yield pending[0]
 
 
-def _difference(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
+def _difference(frame: NDArray[np.int16], other: NDArray[np.int16]) -> float:
     """Return the mean absolute difference of two frames in percent."""
-    return float(np.abs(one - other).mean()) * 100 / 255
+    return float(np.abs(frame - other).mean()) * 100 / 255
 
 
 def _small_frames(video: VideoStream) -> Iterator[tuple[int, Any]]:
     """Yield the index and a small RGB frame of each frame of the video that can be decoded."""
-    places = {tick: index for index, tick in enumerate(video.ticks)} if video.is_timed else None
+    indices = {tick: index for index, tick in enumerate(video.ticks)} if video.is_timed else None
     with open_container(video.path) as container:
         stream = container.streams[video.stream]
         stream.thread_type = "NONE"
         for number, frame in enumerate(decoded_frames(container, stream)):
-            index = number if places is None else places.get(frame.pts, -1)
+            index = number if indices is None else indices.get(frame.pts, -1)
             if 0 <= index < len(video.ticks):
                 yield index, frame.reformat(WIDTH, HEIGHT, "rgb24", interpolation="AREA")
 

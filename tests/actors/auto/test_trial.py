@@ -42,10 +42,10 @@ def run(trial: MethodTrial, requests: Iterator[Request], until: Callable[[], boo
     more = True
     for _ in range(200_000):
         while more and trial.num_waiting < 40:
-            one = next(requests, None)
-            more = one is not None
-            if one is not None:
-                trial.submit(one)
+            submitted = next(requests, None)
+            more = submitted is not None
+            if submitted is not None:
+                trial.submit(submitted)
         if until():
             return done
         if not trial.has_work:
@@ -85,7 +85,7 @@ def test_on_a_grid_of_workloads_the_cheapest_or_an_indistinguishable_method_is_k
         won[best] += 1
         gaps.append(true_s[second] / true_s[best] - 1)
         choice = tried(workload, seed)
-        notes = {one.method: one.note for one in choice.standings}
+        notes = {candidate.method: candidate.note for candidate in choice.standings}
         assert notes[choice.method] == CHOSEN
         if choice.method != best:
             assert notes[best] == WITHIN, (workload, choice)
@@ -102,28 +102,28 @@ def test_the_interval_holds_the_true_time_of_a_sample() -> None:
     workload = Workload(8, 48, 0.2, 0.6, noise=0.1)
     held = 0
     for seed in range(12):
-        for one in tried(workload, seed).standings:
-            assert one.sample_s is not None
-            assert one.low_s is not None
-            assert one.high_s is not None
-            assert one.sample_s == pytest.approx(workload.sample_s(METHODS[one.method]), rel=0.12)
-            held += one.low_s <= workload.sample_s(METHODS[one.method]) <= one.high_s
+        for candidate in tried(workload, seed).standings:
+            assert candidate.sample_s is not None
+            assert candidate.low_s is not None
+            assert candidate.high_s is not None
+            assert candidate.sample_s == pytest.approx(workload.sample_s(METHODS[candidate.method]), rel=0.12)
+            held += candidate.low_s <= workload.sample_s(METHODS[candidate.method]) <= candidate.high_s
     assert held >= 30  # of 36
 
 
 def test_a_clear_winner_ends_the_trial_early_and_a_tie_is_tried_for_all_rounds() -> None:
     clear = tried(Workload(4, 48, 0.01, 0.95), methods={"plain": 0, "chain-5": 5})
     assert (clear.method, clear.num_rounds) == ("chain-5", 1)
-    assert {one.note for one in clear.standings} == {CHOSEN, SLOWER}
+    assert {candidate.note for candidate in clear.standings} == {CHOSEN, SLOWER}
     makers = Makers(lambda _: Workload(4, 48, 0.0, 0.0, noise=0.1), 3)
     same = {name: makers.candidates({name: 0})[name] for name in ("plain", "twin")}
     trial = MethodTrial(same, 4, ROUNDS, RECHECKS, makers.clock)
     run(trial, rows(10**6), lambda: bool(trial.choices))
     assert trial.choices[0].num_rounds == ROUNDS
-    assert sorted(one.note for one in trial.choices[0].standings) == [CHOSEN, WITHIN]
+    assert sorted(candidate.note for candidate in trial.choices[0].standings) == [CHOSEN, WITHIN]
 
 
-def test_drift_between_rounds_favours_no_candidate() -> None:
+def test_a_machine_that_slows_down_during_a_trial_favours_no_candidate() -> None:
     """A machine that becomes slower with time slows the later blocks of all candidates."""
     workload = Workload(4, 32, 0.2, 0.5)
     makers = Makers(lambda _: workload)
@@ -133,8 +133,8 @@ def test_drift_between_rounds_favours_no_candidate() -> None:
 
     trial = MethodTrial(makers.candidates({"plain": 0, "chain-2": 2}), 4, ROUNDS, RECHECKS, clock)
     run(trial, rows(10**6), lambda: bool(trial.choices))
-    found = {one.method: one.sample_s or 0.0 for one in trial.choices[0].standings}
-    assert found["plain"] / found["chain-2"] == pytest.approx(workload.sample_s(0) / workload.sample_s(2), rel=0.06)
+    seconds = {candidate.method: candidate.sample_s or 0.0 for candidate in trial.choices[0].standings}
+    assert seconds["plain"] / seconds["chain-2"] == pytest.approx(workload.sample_s(0) / workload.sample_s(2), rel=0.06)
 
 
 # --- every row once, also after failures ---------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_drift_between_rounds_favours_no_candidate() -> None:
 @example(slots=4, number=600, sick={3, 5, 40, 41, 42}, sick_method="both", max_rounds=3, seed=0)
 @example(slots=1, number=200, sick={20, 21, 22, 23}, sick_method="chain-2", max_rounds=2, seed=0)
 @example(slots=9, number=700, sick=set(), sick_method="nobody", max_rounds=4, seed=1)
-def test_every_row_is_decoded_once_and_told_by_its_method(
+def test_every_row_is_decoded_once_and_records_its_method(
     slots: int, number: int, sick: set[int], sick_method: str, max_rounds: int, seed: int
 ) -> None:
     ill = {f"s{index}" for index in sick} if sick_method != "nobody" else set()
@@ -163,45 +163,45 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
     )
     trial = MethodTrial(makers.candidates(), slots, max_rounds, RECHECKS, makers.clock)
     done = run(trial, rows(number))
-    assert Counter(one.sample_id for one in done) == Counter(f"s{index}" for index in range(number))
-    assert {one.text for one in done} == {request(index).prompt for index in range(number)}
-    assert all(one.method in METHODS for one in done)
+    assert Counter(completion.sample_id for completion in done) == Counter(f"s{index}" for index in range(number))
+    assert {completion.text for completion in done} == {request(index).prompt for index in range(number)}
+    assert all(completion.method in METHODS for completion in done)
     assert (trial.num_waiting, trial.num_free_slots, trial.has_work) == (0, slots, False)
-    degraded = {one.sample_id for one in done if one.telemetry.degraded}
+    degraded = {completion.sample_id for completion in done if completion.telemetry.degraded}
     assert degraded <= ill
     assert all(len(choice.standings) == 3 for choice in trial.choices)
 
 
-def test_free_slots_are_those_that_no_row_will_take() -> None:
+def test_free_slots_exclude_those_of_waiting_rows() -> None:
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     assert trial.num_free_slots == 4
-    for one in rows(3):
-        trial.submit(one)
+    for submitted in rows(3):
+        trial.submit(submitted)
     assert (trial.num_free_slots, trial.num_waiting) == (1, 3)
     trial.step()
     assert (trial.num_free_slots, trial.num_waiting, trial.has_work) == (1, 0, True)
-    for one in rows(3, start=3):
-        trial.submit(one)
+    for submitted in rows(3, start=3):
+        trial.submit(submitted)
     assert trial.num_free_slots == 0
 
 
-def test_rows_to_come_are_named_to_the_engine_that_will_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_rows_are_prefetched_by_the_engine_that_decodes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[list[str]] = []
 
     def expect(_: CostEngine, requests: Iterable[Request]) -> None:
-        named.append([one.sample_id for one in requests])
+        named.append([request.sample_id for request in requests])
 
     monkeypatch.setattr(CostEngine, "expect", expect)
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
-    for one in rows(6):
-        trial.submit(one)
+    for submitted in rows(6):
+        trial.submit(submitted)
     trial.queue.expect(list(rows(2, start=6)))
     trial.step()
     assert named == [["s4", "s5", "s6", "s7"]]
-    for one in rows(40, start=6):
-        trial.submit(one)
+    for submitted in rows(40, start=6):
+        trial.submit(submitted)
     while not trial._is_changing:
         trial.step()
     # Before a change of engines, the engine of the following rows is unknown.
@@ -238,16 +238,16 @@ def test_a_candidate_whose_drafter_fails_is_dropped_but_one_bad_row_drops_none()
     broken = Makers(lambda _: workload, fails_on=lambda name, row: name == "chain-5")
     trial = MethodTrial(broken.candidates(), 4, ROUNDS, RECHECKS, broken.clock)
     done = run(trial, rows(400))
-    notes = {one.method: one.note for one in trial.choices[0].standings}
+    notes = {candidate.method: candidate.note for candidate in trial.choices[0].standings}
     assert trial.choices[0].method == "chain-2"
     assert notes["chain-5"] == "failed to draft for 2 rows"
     assert len(done) == 400
-    assert sum(one.telemetry.degraded for one in done) == 2
+    assert sum(completion.telemetry.degraded for completion in done) == 2
     bad_row = Makers(lambda _: workload, fails_on=lambda name, row: row.sample_id == "s20")
     trial = MethodTrial(bad_row.candidates(), 4, ROUNDS, RECHECKS, bad_row.clock)
     done = run(trial, rows(400))
     assert trial.choices[0].method == "chain-5"
-    assert [one.sample_id for one in done if one.telemetry.degraded] == ["s20"]
+    assert [completion.sample_id for completion in done if completion.telemetry.degraded] == ["s20"]
 
 
 def test_when_every_drafter_fails_plain_decoding_is_left() -> None:
@@ -255,7 +255,7 @@ def test_when_every_drafter_fails_plain_decoding_is_left() -> None:
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     done = run(trial, rows(300))
     assert trial.choices[0].method == "plain"
-    assert sorted(one.note for one in trial.choices[0].standings) == [
+    assert sorted(candidate.note for candidate in trial.choices[0].standings) == [
         CHOSEN,
         "failed to draft for 2 rows",
         "failed to draft for 2 rows",
@@ -277,15 +277,15 @@ def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
     makers.engine = engine  # type: ignore[method-assign]
     trial = MethodTrial(makers.candidates(), 8, ROUNDS, RECHECKS, makers.clock)
     done = run(trial, rows(400))
-    assert len({one.sample_id for one in done}) == len(done) == 400
-    notes = {one.method: one.note for one in trial.choices[0].standings}
+    assert len({completion.sample_id for completion in done}) == len(done) == 400
+    notes = {candidate.method: candidate.note for candidate in trial.choices[0].standings}
     assert notes["chain-5"] == "does not fit into the device's memory: CUDA out of memory"
     assert {name: slots for name, slots in makers.made if name != "without"} == {"plain": 8, "chain-2": 2}
     assert [slots for name, slots in asked if name == "chain-2"][:4] == [8, 4, 2, 2]  # kept between blocks
     assert trial.num_free_slots == (8 if trial.choices[0].method == "plain" else 2)
 
 
-def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
+def test_errors_other_than_out_of_memory_and_drafter_errors_propagate() -> None:
     makers = Makers(lambda _: Workload(4, 24, 0.05, 0.8))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     trial.submit(request(0))
@@ -299,7 +299,7 @@ def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
             trial.step()
 
 
-def test_under_an_engine_thread_suspects_and_lonely_rows_come_to_their_end() -> None:
+def test_an_engine_thread_with_a_trial_completes_suspects_and_rows_that_run_alone() -> None:
     makers = Makers(lambda _: Workload(3, 9, 0.2, 0.5, noise=0.1))
     trial = MethodTrial(makers.candidates(), 3, 2, RECHECKS, makers.clock)
     marked: list[list[str]] = []
@@ -308,8 +308,8 @@ def test_under_an_engine_thread_suspects_and_lonely_rows_come_to_their_end() -> 
     batches = [
         thread.decode([request(index) for index in range(start, start + 200)], suspects) for start in (0, 200, 400)
     ]
-    found = [one.sample_id for batch in batches for one in batch.result(timeout=600)]
-    assert found == [f"s{index}" for index in range(600)]
+    sample_ids = [completion.sample_id for batch in batches for completion in batch.result(timeout=600)]
+    assert sample_ids == [f"s{index}" for index in range(600)]
     assert thread.waits.choices == trial.choices != ()
     thread.close()
     assert marked[-1] == []
@@ -330,7 +330,7 @@ def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_ke
     assert len(done) == 4000
     assert [choice.method for choice in trial.choices][:2] == ["chain-5", "plain"]
     assert trial.choices[1].reason.startswith("acceptance length 1.")
-    assert {one.method for one in done[-500:]} == {"plain"}
+    assert {completion.method for completion in done[-500:]} == {"plain"}
 
 
 def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
@@ -346,13 +346,13 @@ def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
     while trial.queue.num_started:
         assert trial._block is not None
         assert (trial._block.steps, trial._block.rows, trial._block.num_submitted) == ([], [], 0)
-        assert {one.method for one in trial.step()} <= {"chain-5"}
+        assert {completion.method for completion in trial.step()} <= {"chain-5"}
     trial.step()
     assert trial._block is not None
     assert (trial._made, len(trial._block.steps), trial._block.num_submitted) == ("plain", 1, 4)
 
 
-def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -> None:
+def test_stable_acceptance_starts_no_second_trial_and_rechecks_are_bounded() -> None:
     steady = Workload(4, 24, 0.05, 0.8, noise=0.05)
     makers = Makers(lambda _: steady, seed=2)
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
@@ -365,7 +365,7 @@ def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -
         assert len(trial.choices) == 1 + max_rechecks
 
 
-def test_plain_decoding_shows_no_acceptance_and_is_questioned_ever_more_rarely() -> None:
+def test_plain_decoding_is_rechecked_at_growing_intervals() -> None:
     hard, easy = (Workload(4, 12, 0.2, alpha, noise=0.02) for alpha in (0.1, 0.9))
     makers = drifting(hard, easy, 400)
     trial = MethodTrial(makers.candidates(), 4, 2, RECHECKS, makers.clock)
@@ -386,19 +386,19 @@ def test_a_block_counts_steps_at_full_slots_and_rows_by_hand() -> None:
     block = BlockRecorder("chain", 0)
     block.steps = [Step(9.0, 4, 4), *([Step(1.0, 4, 0)] * 6), Step(1.5, 4, 1), Step(2.0, 4, 2), Step(0.3, 2, 0)]
     block.rows = [TrialRow(12, 4), TrialRow(8, 4), TrialRow(0, 0)]
-    found = block.block()
-    assert found is not None
-    assert found.admit_s == pytest.approx(0.5)
-    assert found.acceptance_length == 20 / 8
-    assert found.token_s == pytest.approx(1.0 / 4 / 2.5)
-    assert found.sample_s(10) == pytest.approx(0.5 + 10 * 0.1)
+    sums = block.block()
+    assert sums is not None
+    assert sums.admit_s == pytest.approx(0.5)
+    assert sums.acceptance_length == 20 / 8
+    assert sums.token_s == pytest.approx(1.0 / 4 / 2.5)
+    assert sums.sample_s(10) == pytest.approx(0.5 + 10 * 0.1)
 
 
 def test_a_block_of_rows_that_all_came_in_at_once_takes_their_prefill_from_the_first_step() -> None:
     block = BlockRecorder("plain", 0, steps=[Step(5.0, 4, 4), *([Step(1.0, 4, 0)] * 3)], rows=[TrialRow(3, 3)])
-    found = block.block()
-    assert found is not None
-    assert (found.admit_s, found.token_s) == (pytest.approx(1.0), pytest.approx(0.25))
+    sums = block.block()
+    assert sums is not None
+    assert (sums.admit_s, sums.token_s) == (pytest.approx(1.0), pytest.approx(0.25))
     assert BlockRecorder("plain", 0).block() is None
     only_errors = BlockRecorder("plain", 0, steps=[Step(1.0, 1, 1)])
     assert only_errors.block() is None
@@ -429,8 +429,8 @@ def blocks(times: dict[str, list[float]]) -> list[Block]:
 
 
 def test_the_interval_is_students_over_what_rounds_and_candidates_leave_unexplained() -> None:
-    found = TimeComparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
-    standing = found.standing("a")
+    comparison = TimeComparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
+    standing = comparison.standing("a")
     # Residuals of ±log(1.1) / 4 at one degree of freedom, a mean over two rounds.
     noise = 0.0953101798 / 2
     assert standing.sample_s == pytest.approx((1.0 * 1.1) ** 0.5)

@@ -71,26 +71,26 @@ def test_a_loaded_pair_with_a_block_drafter_gives_the_targets_own_tokens(folders
     for request in wanted:
         expected = checks.generated("llava", request, loaded.target.eos_ids)
         assert done[request.sample_id].token_ids == expected
-    assert any(one.telemetry.num_accepted_draft_tokens for one in done.values())
+    assert any(completion.telemetry.num_accepted_draft_tokens for completion in done.values())
 
 
-def test_a_slot_is_reckoned_no_smaller_than_what_an_engine_allocates(
+def test_the_estimated_memory_of_a_slot_is_at_least_what_an_engine_allocates(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[slot_count.Sizes] = []
+    sizes: list[slot_count.Sizes] = []
     bytes_of = slot_count.slot_bytes
-    monkeypatch.setattr(slot_count, "slot_bytes", lambda *given: found.append(bytes_of(*given)) or found[-1])
+    monkeypatch.setattr(slot_count, "slot_bytes", lambda *given: sizes.append(bytes_of(*given)) or sizes[-1])
     loaded = pair.load(job(folders))
     loaded.count_slots()
     engine = loaded.engine(4)
     checks.run(engine, checks.requests("llava", 3))
     inner: Any = engine.method.drafter
     assert isinstance(inner.inner, BlockDrafter)
-    memories = [one for lanes in (engine._lanes, inner.lanes) for one in (*lanes.cache.keys, *lanes.cache.values)]
-    held = sum(one.numel() * one.element_size() for one in memories)
-    assert held / 4 <= found[0][CPU]
+    memories = [tensor for lanes in (engine._lanes, inner.lanes) for tensor in (*lanes.cache.keys, *lanes.cache.values)]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in memories)
+    assert held / 4 <= sizes[0][CPU]
     # A drafter's scratch is sized for the widest catch-up of a controller, and this engine has none.
-    assert found[0][CPU] < 2.5 * held / 4
+    assert sizes[0][CPU] < 2.5 * held / 4
 
 
 def changed(folders: Path, tmp_path: Path, **fields: Any) -> Path:

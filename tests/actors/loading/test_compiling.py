@@ -26,13 +26,13 @@ def compiled(pool: PoolConfig, *models: Target) -> list[bool]:
 
 
 def test_models_are_compiled_when_the_pool_enables_it() -> None:
-    found = {how: compiled(PoolConfig(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
-    assert found == {"auto": [False], "always": [True], "never": [False]}
+    kernels = {how: compiled(PoolConfig(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
+    assert kernels == {"auto": [False], "always": [True], "never": [False]}
 
 
 def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     small, size = (
-        sum(one.numel() * one.element_size() for one in toys.target(name).decoder.parameters())
+        sum(parameter.numel() * parameter.element_size() for parameter in toys.target(name).decoder.parameters())
         for name in ("llava", "qwen2")
     )
     assert small < size
@@ -42,7 +42,9 @@ def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.M
         assert compiled(PoolConfig(compile="never"), toys.target("qwen2")) == [False]
 
 
-def test_what_cannot_be_compiled_runs_uncompiled_unless_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_compiled_runs_uncompiled_unless_compilation_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", 0)
     target = toys.target("llava")
     target.decoder.double()

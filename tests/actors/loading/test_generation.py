@@ -74,8 +74,8 @@ def job(target: Path, sampling: dict[str, Any] | None = None, **sections: Any) -
 
 
 def resolved(config: CaptionJobConfig) -> CaptionJobConfig:
-    found = pair.check(config).generation.sampling
-    return config if found is None else config.model_copy(update={"sampling": found})
+    sampling = pair.check(config).generation.sampling
+    return config if sampling is None else config.model_copy(update={"sampling": sampling})
 
 
 def decoded(config: CaptionJobConfig, family: str = "llama") -> list[tuple[int, ...]]:
@@ -83,7 +83,7 @@ def decoded(config: CaptionJobConfig, family: str = "llama") -> list[tuple[int, 
     loaded = pair.load(config)
     options = Sampling(**config.sampling.options)
     requests = [Request(f"{i}", *toys.prompt(family, i), options) for i in range(4)]
-    done = {one.sample_id: one for one in loaded.plain_engine(2).run(requests)}
+    done = {completion.sample_id: completion for completion in loaded.plain_engine(2).run(requests)}
     return [done[request.sample_id].token_ids for request in requests]
 
 
@@ -173,7 +173,7 @@ REFUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_is_not_built_is_refused_by_name_and_can_be_left_out(saved: Path, tmp_path: Path) -> None:
+def test_unsupported_settings_are_refused_by_name_and_can_be_ignored(saved: Path, tmp_path: Path) -> None:
     target = written(saved, tmp_path, REFUSED)
     with pytest.raises(ConfigError) as caught:
         pair.check(job(target))
@@ -183,8 +183,8 @@ def test_what_is_not_built_is_refused_by_name_and_can_be_left_out(saved: Path, t
     assert "num_beams 4 (beam search)" in message
     listed = message.rpartition("set sampling.ignored_settings: [")[2].rstrip("]")
     assert set(listed.split(", ")) == REFUSED.keys()
-    found = pair.check(job(target, {"ignored_settings": [*REFUSED]})).generation
-    assert found.unused == dict.fromkeys(REFUSED, "sampling.ignored_settings")
+    settings = pair.check(job(target, {"ignored_settings": [*REFUSED]})).generation
+    assert settings.unused == dict.fromkeys(REFUSED, "sampling.ignored_settings")
 
 
 def test_a_misspelt_name_is_no_setting(saved: Path) -> None:
@@ -210,7 +210,7 @@ def test_strings_that_end_texts_can_be_replaced_by_those_of_the_job(saved: Path,
         ({"do_sample": True, "top_k": 20, "top_p": 0.8}, {"top_k": 0}, (1.0, 0, 0.8, 0.0)),
     ],
 )
-def test_sampling_is_the_checkpoints_only_if_the_job_says_so(
+def test_sampling_of_the_checkpoint_is_used_only_if_the_job_enables_it(
     settings: dict[str, Any], own: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
     def drawn(sampling: SamplingConfig) -> tuple[float, ...]:
@@ -226,8 +226,8 @@ def test_sampling_is_the_checkpoints_only_if_the_job_says_so(
 def test_other_samplers_are_refused_where_rows_are_sampled() -> None:
     asked = {"do_sample": True, "typical_p": 0.5}
     for given in ({}, {"temperature": 0.5}, {"from_checkpoint": True, "temperature": 0.0}):
-        found = resolve(validate(SamplingConfig, given, "here"), asked, "here")
-        assert "typical_p" in found.unused, given
+        sampling = resolve(validate(SamplingConfig, given, "here"), asked, "here")
+        assert "typical_p" in sampling.unused, given
     with pytest.raises(ConfigError, match=r"typical_p 0\.5 .locally typical sampling., which is not built"):
         resolve(SamplingConfig(from_checkpoint=True), asked, "here")
     with pytest.raises(ConfigError, match="typical_p"):
@@ -261,7 +261,7 @@ def test_a_broken_file_is_refused_and_not_taken_for_none(saved: Path, tmp_path: 
         pair.check(job(target))
 
 
-def test_what_is_no_file_of_settings_is_refused_unread(saved: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_settings_file_is_refused_unread(saved: Path, tmp_path: Path) -> None:
     target = written(saved, tmp_path, None)
     os.mkfifo(target / "generation_config.json")
     with pytest.raises(ConfigError, match=r"generation_config\.json: it is no file of at most 16 MiB"):
@@ -294,7 +294,7 @@ def test_a_structure_takes_no_minimum_length(saved: Path, tmp_path: Path) -> Non
         job(target, {"min_length": 4}, **choices)
 
 
-def test_a_plan_names_what_is_asked_for_and_what_is_used(saved: Path, tmp_path: Path) -> None:
+def test_a_plan_names_requested_settings_and_used_settings(saved: Path, tmp_path: Path) -> None:
     asked = {"min_new_tokens": 4, "do_sample": True, "top_p": 0.8, "bad_words_ids": [[5]], "temperature": 1.0}
     target = written(saved, tmp_path, asked | {"no_repeat_ngram_size": 2, "suppress_tokens": [*range(40, 60)]})
     assert pair.check(job(target, {"no_repeat_ngram_size": 0})).generation.lines() == {
@@ -306,7 +306,7 @@ def test_a_plan_names_what_is_asked_for_and_what_is_used(saved: Path, tmp_path: 
     assert pair.check(job(saved / "llama")).generation == Generation()
 
 
-def test_outputs_of_targets_that_ask_for_nothing_have_the_content_that_they_had(saved: Path, tmp_path: Path) -> None:
+def test_targets_without_generation_settings_keep_the_content_of_old_outputs(saved: Path, tmp_path: Path) -> None:
     names = {"max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "ignore_eos"}
     plain = resolved(job(saved / "llama", {"from_checkpoint": True, "ignored_settings": ["num_beams"]}))
     assert plain.content({})["sampling"].keys() == names
@@ -318,7 +318,7 @@ def test_outputs_of_targets_that_ask_for_nothing_have_the_content_that_they_had(
     assert resolved(again).sampling == asking.sampling
 
 
-def test_a_measurement_has_the_processors_and_leaves_out_what_is_not_built(saved: Path, tmp_path: Path) -> None:
+def test_a_benchmark_uses_the_logits_processors_and_ignores_unsupported_settings(saved: Path, tmp_path: Path) -> None:
     target = job(written(saved, tmp_path, PROCESSED | {"num_beams": 3})).model.target
     options = measured_options("target", target, 64)
     assert (options["repetition_penalty"], options["min_new_tokens"], options["temperature"]) == (1.4, 4, 0.0)

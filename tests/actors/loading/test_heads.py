@@ -100,9 +100,9 @@ def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(
 def test_the_revision_follows_the_weights(folders: Path, tmp_path: Path) -> None:
     save_eagle(fresh_eagle(toys.target("llava"), 1).network, tmp_path / "eagle")
     (tmp_path / "target").symlink_to(folders / "target")
-    one, other = (pair.check(job(root, "eagle")).revisions for root in (folders, tmp_path))
-    assert one["target"] == other["target"]
-    assert one["drafter"] != other["drafter"]
+    first, other = (pair.check(job(root, "eagle")).revisions for root in (folders, tmp_path))
+    assert first["target"] == other["target"]
+    assert first["drafter"] != other["drafter"]
 
 
 def wide(folder: Path) -> None:

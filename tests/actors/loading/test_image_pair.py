@@ -66,13 +66,13 @@ def test_slots_of_images_are_reckoned_with_both_lanes_of_both_models(
     target, drafter = pair.target, pair.drafter
     assert isinstance(drafter, EagleNetwork)
     columns = [
-        next(iter(position_bytes(*one).values()))
-        for one in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
+        next(iter(position_bytes(*item).values()))
+        for item in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
     ]
     # A chain of 2 has three nodes; the head needs scratch positions for its widest catch-up.
-    places = 2 * (engine.max_context_tokens + 3 + 1), 2 * (engine.max_context_tokens + 128 + 3)
+    num_positions = 2 * (engine.max_context_tokens + 3 + 1), 2 * (engine.max_context_tokens + 128 + 3)
     logits = 6 * 3 * 2 * target.vocab_size * 4
-    each = places[0] * columns[0] + places[1] * columns[1] + logits
+    each = num_positions[0] * columns[0] + num_positions[1] * columns[1] + logits
     monkeypatch.setattr(slot_count, "usable_bytes", lambda *_: 9 * each + each // 2)
     slots, reason = pair.count_slots()
     assert slots == 9

@@ -74,7 +74,7 @@ def test_layers_that_the_target_lacks_are_refused_without_reading_weights(
         image_pair.check(image_job(folders, layers))
 
 
-def test_a_candidate_is_named_by_its_place(folder: Path) -> None:
+def test_a_candidate_is_named_by_its_index(folder: Path) -> None:
     data = json.loads(job(folder, 1).model_dump_json())
     candidates = [{"name": "short", "drafter": {"kind": "layer_skip", "layers": n}} for n in (1, 5)]
     candidates[1]["name"] = "long"

@@ -132,7 +132,7 @@ def test_a_pair_without_a_drafter_loads_its_target_alone(target: Path) -> None:
     assert loaded.target.vocab_size == toys.VOCAB_SIZE
 
 
-def test_a_missing_captioner_is_refused_by_its_place_among_the_contexts(target: Path, tmp_path: Path) -> None:
+def test_a_missing_captioner_is_refused_by_the_dotted_path_of_its_context(target: Path, tmp_path: Path) -> None:
     drafter = save_with_words(tmp_path / "drafter", words())
     data = job(target, drafter).resolved()
     data["method"]["contexts"] = [{"kind": "full"}, {"kind": "caption", "path": str(tmp_path / "nowhere")}]

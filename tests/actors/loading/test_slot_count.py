@@ -45,31 +45,31 @@ LANES = method(drafter={"kind": "model"}, contexts=[{"kind": "full"}, {"kind": "
 
 def count(free: int, *methods: MethodConfig, context: int = 160, **pool: Any) -> tuple[int, str]:
     """Count slots with `free` bytes on the device of the toys."""
-    drafter = toys.target("llama") if any(one.needs_checkpoint for one in methods) else None
+    drafter = toys.target("llama") if any(method.needs_checkpoint for method in methods) else None
     settings = EnginePoolConfig(slots="auto", **(MANY | pool))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot_count, "usable_bytes", lambda *_: free)
         return count_slots(settings, methods, toys.target("llama"), drafter, context)
 
 
-def sizes(one: MethodConfig, context: int = 160) -> int:
+def sizes(config: MethodConfig, context: int = 160) -> int:
     target = toys.target("llama")
     column = position_bytes(target.decoder, target.hidden_size)
-    return slot_bytes(one, target, column, column, context)[CPU]
+    return slot_bytes(config, target, column, column, context)[CPU]
 
 
-@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
-def test_as_many_slots_are_taken_as_fit_and_no_more(one: MethodConfig) -> None:
-    each = sizes(one)
-    assert [count(free, one)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
+@pytest.mark.parametrize("config", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
+def test_the_slot_count_is_the_largest_that_fits_into_memory(config: MethodConfig) -> None:
+    each = sizes(config)
+    assert [count(free, config)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_there_is_always_one(free: int) -> None:
+def test_the_slot_count_is_at_least_one(free: int) -> None:
     assert count(free, PLAIN)[0] == 1
 
 
-def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
+def test_the_slot_count_is_bounded_by_useful_slots_and_rows_in_flight() -> None:
     plenty = 10**15
     slots, reason = count(plenty, PLAIN)
     assert slots == 32
@@ -81,14 +81,14 @@ def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
     assert reason.startswith("the rows of 2 batches in flight (not 32 by ")
 
 
-@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
-def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: MethodConfig) -> None:
+@pytest.mark.parametrize("config", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
+def test_the_estimated_memory_of_a_slot_is_at_least_what_engines_allocate(config: MethodConfig) -> None:
     target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
-    built = build_method(one, drafter if one.needs_checkpoint else None, target)
+    built = build_method(config, drafter if config.needs_checkpoint else None, target)
     engine = checks.Engine(target, built, 8, 160)
     checks.run(engine, checks.requests("llama", 2))
     caches = [engine._lanes.cache]
-    if one.needs_checkpoint:
+    if config.needs_checkpoint:
         inner: Drafter = built.drafter
         caches.append(inner.lanes.cache)  # type: ignore[attr-defined]
     held = sum(
@@ -97,22 +97,22 @@ def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: MethodCon
         for memory in (*cache.keys, *cache.values)
         if memory is not None
     )
-    num_nodes = 1 if one is PLAIN else built.tree.max_nodes
+    num_nodes = 1 if config is PLAIN else built.tree.max_nodes
     logits = LOGIT_COPIES * num_nodes * toys.VOCAB_SIZE * 4
     # A drafter's scratch is sized for the widest catch-up, which has 125 positions more than this one.
-    assert held / 8 + logits <= sizes(one)
+    assert held / 8 + logits <= sizes(config)
     spare = (
         0
-        if not one.needs_checkpoint
-        else 140 * len(one.contexts) * sum(position_bytes(drafter.decoder, drafter.hidden_size).values())
+        if not config.needs_checkpoint
+        else 140 * len(config.contexts) * sum(position_bytes(drafter.decoder, drafter.hidden_size).values())
     )
-    assert sizes(one) <= held / 8 + logits + spare
+    assert sizes(config) <= held / 8 + logits + spare
 
 
-def test_of_several_methods_the_largest_counts() -> None:
+def test_the_method_with_the_largest_slots_determines_the_slot_count() -> None:
     auto = method(auto={"candidates": [json.loads(CHAIN.model_dump_json())]})
     free = 5 * sizes(CHAIN)
-    assert [one.label for one in auto.methods] == ["plain", "model+chain+exact"]
+    assert [method.label for method in auto.methods] == ["plain", "model+chain+exact"]
     assert [count(free, *methods)[0] for methods in (auto.methods, auto.methods[::-1])] == [5, 5]
     assert count(free, PLAIN)[0] > 5
 
@@ -164,7 +164,7 @@ def test_an_actor_counts_slots_once_and_reports_them_to_its_metrics(monkeypatch:
     assert [engine.slots for engine in fake.engines] == [7]
 
 
-def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_pair_counts_its_own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toys.save("llama", tmp_path / "target")
     checkpoint = {"path": str(tmp_path / "target"), "dtype": "float32", "device": "cpu"}
     job = CaptionJobConfig.model_validate_json(
@@ -209,7 +209,7 @@ def test_other_slots_than_numbers_and_auto_are_refused(value: str, reason: str) 
     assert reason in str(caught.value)
 
 
-def test_a_job_may_leave_its_slots_to_memory_without_being_another_job() -> None:
+def test_slots_auto_does_not_change_the_fingerprint_of_a_job() -> None:
     for kind, name in ((CaptionJobConfig, "demo_caption"), (SynthesizeJobConfig, "zoo_images_plain")):
         jobs = [load_preset(kind, name, (f"pool.slots={value}",)) for value in ("auto", "3")]
         assert jobs[0].pool.slots == "auto"

@@ -23,7 +23,7 @@ class Named(FakeEngine):
         self.name = name
 
     def step(self) -> list[Completion]:
-        return [replace(one, text=f"{self.name}: {one.text}") for one in super().step()]
+        return [replace(completion, text=f"{self.name}: {completion.text}") for completion in super().step()]
 
 
 @given(st.integers(1, 512), st.floats(1e-6, 1.0))
@@ -39,8 +39,8 @@ def test_every_row_is_audited_with_the_probability_of_the_share(share: float) ->
     num_rows = 20_000
     chosen = [{number for number in range(num_rows) if is_audited(share, seed, f"row-{number}")} for seed in (0, 1)]
     deviation = math.sqrt(num_rows * share * (1 - share))
-    for one in chosen:
-        assert abs(len(one) - share * num_rows) < 4 * deviation
+    for audited_ids in chosen:
+        assert abs(len(audited_ids) - share * num_rows) < 4 * deviation
     expected = share**2 * num_rows
     assert abs(len(chosen[0] & chosen[1]) - expected) < 4 * math.sqrt(expected) + 1, "seeds choose independently"
     assert all(is_audited(1.0, 0, f"row-{number}") for number in range(100))
@@ -61,12 +61,14 @@ def test_every_request_is_decoded_once_by_its_engine() -> None:
     assert engine.num_waiting == 12
     done: dict[str, str] = {}
     for _ in range(200):
-        for one in engine.step():
-            assert one.sample_id not in done
-            done[one.sample_id] = one.text
+        for completion in engine.step():
+            assert completion.sample_id not in done
+            done[completion.sample_id] = completion.text
         if not engine.has_work:
             break
     assert not engine.has_work
     assert engine.num_waiting == 0
-    assert done == {one.sample_id: f"{'plain' if one.plain else 'own'}: {text_of(one)}" for one in requests}
-    assert {one.name: one.slots for one in made} == {"own": 3, "plain": 2}
+    assert done == {
+        request.sample_id: f"{'plain' if request.plain else 'own'}: {text_of(request)}" for request in requests
+    }
+    assert {engine.name: engine.slots for engine in made} == {"own": 3, "plain": 2}

@@ -21,7 +21,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
 from tests.actors.fakes import FakeEngine, FakePair, complete, text_of
 from tests.conformance import checks
-from tests.decoding.sick import SickDrafter
+from tests.decoding.failing_drafter import FailingDrafter
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,9 +83,9 @@ def run(engine: RecoveringEngine, requests: list[Request], max_steps: int = 2000
             break
         done += engine.step()
     assert not engine.has_work, "the engine comes to no end"
-    found = {completion.sample_id: completion for completion in done}
-    assert len(found) == len(done) == len(requests)
-    return found
+    completions = {completion.sample_id: completion for completion in done}
+    assert len(completions) == len(done) == len(requests)
+    return completions
 
 
 def request(index: int, word: str = "fine") -> Request:
@@ -96,8 +96,8 @@ def request(index: int, word: str = "fine") -> Request:
 def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run(error_text: str) -> None:
     maker = Maker(room=3, error_text=error_text)
     engine = RecoveringEngine(maker.make, maker.plain, 16)
-    found = run(engine, [request(index) for index in range(40)])
-    assert {one.sample_id: one.text for one in found.values()} == {
+    completions = run(engine, [request(index) for index in range(40)])
+    assert {completion.sample_id: completion.text for completion in completions.values()} == {
         f"s{index}": text_of(request(index)) for index in range(40)
     }
     assert maker.slots == [16, 8, 4, 2]
@@ -116,14 +116,14 @@ def test_an_engine_whose_own_memory_does_not_fit_is_made_smaller() -> None:
 def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> None:
     maker = Maker(room=8, huge=9)
     engine = RecoveringEngine(maker.make, maker.plain, 8)
-    found = run(engine, [request(index, "HUGE" if index in (2, 19) else "fine") for index in range(30)])
-    failed = {name: one.error.code for name, one in found.items() if one.error is not None}
+    completions = run(engine, [request(index, "HUGE" if index in (2, 19) else "fine") for index in range(30)])
+    failed = {name: completion.error.code for name, completion in completions.items() if completion.error is not None}
     assert failed == dict.fromkeys(("s2", "s19"), "out_of_memory")
     assert engine.num_slots == 8
-    error = found["s2"].error
+    error = completions["s2"].error
     assert error is not None
     assert "Tried to allocate 2.00 GiB" in error.message
-    assert found["s3"].text == text_of(request(3))
+    assert completions["s3"].text == text_of(request(3))
 
 
 @settings(deadline=None)
@@ -136,22 +136,22 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> Non
 @example(words=["SICK", "HUGE", "SICK", "fine", "HUGE"], slots=4, room=2, huge=5)
 @example(words=["SICK", "SICK", "SICK"], slots=1, room=1, huge=1)
 @example(words=["fine", "SICK", "fine", "HUGE"], slots=3, room=2, huge=2)
-def test_whatever_fails_every_row_comes_to_its_own_end(words: list[str], slots: int, room: int, huge: int) -> None:
+def test_every_row_has_one_result_whatever_fails(words: list[str], slots: int, room: int, huge: int) -> None:
     maker = Maker(room, huge)
     engine = RecoveringEngine(maker.make, maker.plain, slots)
-    found = run(engine, [request(index, word) for index, word in enumerate(words)])
+    completions = run(engine, [request(index, word) for index, word in enumerate(words)])
     for index, word in enumerate(words):
-        one = found[f"s{index}"]
+        completion = completions[f"s{index}"]
         if word == "HUGE" and huge > room:
-            assert one.error is not None
-            assert one.error.code == "out_of_memory"
+            assert completion.error is not None
+            assert completion.error.code == "out_of_memory"
         else:
-            assert one.error is None
-            assert one.text == text_of(request(index, word))
-            assert one.telemetry.degraded == (word == "SICK")
+            assert completion.error is None
+            assert completion.text == text_of(request(index, word))
+            assert completion.telemetry.degraded == (word == "SICK")
 
 
-def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
+def test_errors_other_than_out_of_memory_and_drafter_errors_propagate() -> None:
     pair = FakePair()
     engine = RecoveringEngine(pair.engine, pair.plain_engine, 2)
     engine.submit(Request("a", "CRASH"))
@@ -165,7 +165,7 @@ def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95)
 
 
-def recovering(sick: SickDrafter | None = None, slots: int = 6) -> RecoveringEngine:
+def recovering(sick: FailingDrafter | None = None, slots: int = 6) -> RecoveringEngine:
     def make(slots: int) -> Engine:
         drafter = sick or checks.make_drafter("perturbed", "llava")
         engine = Engine(toys.target("llava"), guarded(Method(drafter, Chain(3), Exact())), slots, 96)
@@ -181,12 +181,12 @@ def recovering(sick: SickDrafter | None = None, slots: int = 6) -> RecoveringEng
 
 def undisturbed(requests: list[Request]) -> dict[str, tuple[int, ...]]:
     plain = Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 3, 96)
-    return {name: one.token_ids for name, one in checks.run(plain, requests).items()}
+    return {name: completion.token_ids for name, completion in checks.run(plain, requests).items()}
 
 
-def tokens_of(found: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
-    assert [one.error for one in found.values() if one.error] == []
-    return {name: one.token_ids for name, one in found.items()}
+def tokens_of(completions: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
+    assert [completion.error for completion in completions.values() if completion.error] == []
+    return {name: completion.token_ids for name, completion in completions.items()}
 
 
 @pytest.mark.parametrize("where", ["admit", "forward"])
@@ -215,13 +215,13 @@ def test_rows_on_which_the_drafter_raises_are_decoded_without_it(where: str) -> 
     requests = checks.requests("llava", 8, SAMPLED)
     expected = undisturbed(requests)
     inner = checks.make_drafter("perturbed", "llava")
-    sick = SickDrafter(inner, lambda request: request.sample_id in ("sample-1", "sample-6"), raises_in=where)
-    found = run(recovering(sick, slots=4), requests)
-    assert tokens_of(found) == expected
-    degraded = {name for name, one in found.items() if one.telemetry.degraded}
+    sick = FailingDrafter(inner, lambda request: request.sample_id in ("sample-1", "sample-6"), raises_in=where)
+    completions = run(recovering(sick, slots=4), requests)
+    assert tokens_of(completions) == expected
+    degraded = {name for name, completion in completions.items() if completion.telemetry.degraded}
     assert degraded == {"sample-1", "sample-6"}
-    assert all(found[name].telemetry.num_draft_tokens == 0 for name in degraded)
-    assert sum(one.telemetry.num_accepted_draft_tokens for one in found.values()) > 0
+    assert all(completions[name].telemetry.num_draft_tokens == 0 for name in degraded)
+    assert sum(completion.telemetry.num_accepted_draft_tokens for completion in completions.values()) > 0
 
 
 @pytest.mark.parametrize("where", ["prefixes", "prefill", "draft"])
@@ -229,11 +229,11 @@ def test_a_row_whose_drafter_lacks_memory_even_alone_is_decoded_without_it(where
     requests = checks.requests("llava", 8, SAMPLED)
     expected = undisturbed(requests)
     inner = checks.make_drafter("perturbed", "llava")
-    sick = SickDrafter(
+    sick = FailingDrafter(
         inner, lambda request: request.sample_id == "sample-3", raises_in=where, error=torch.OutOfMemoryError
     )
     engine = recovering(sick, slots=4)
-    found = run(engine, requests)
-    assert tokens_of(found) == expected
-    assert {name for name, one in found.items() if one.telemetry.degraded} == {"sample-3"}
+    completions = run(engine, requests)
+    assert tokens_of(completions) == expected
+    assert {name for name, completion in completions.items() if completion.telemetry.degraded} == {"sample-3"}
     assert engine.num_slots == 4

@@ -87,7 +87,7 @@ def test_a_row_without_training_tokens_has_a_reason(row: TrainingRow, code: str,
     assert refused.value.code == code
 
 
-def test_the_longest_row_that_is_allowed_is_taught(training_samples: TextSamples) -> None:
+def test_a_row_of_the_maximum_length_is_a_training_sample(training_samples: TextSamples) -> None:
     assert (
         training_samples.training_sample(TrainingRow("s", MESSAGES, (), answer=" ".join(["w9"] * 12)), 0).prefix.length
         == 16
@@ -126,7 +126,7 @@ def test_which_rows_lose_their_condition_follows_from_seed_and_ordinal_alone() -
     assert not ImageSamples(target, image_job(null_share=1.0), None).is_null(None), "held-out rows are never drawn for"
 
 
-def test_published_lessons_leave_the_draft_behind_the_first_code_out() -> None:
+def test_published_training_samples_exclude_the_draft_after_the_first_code() -> None:
     target = image_toys.target("text")
     ours, published = (
         ImageSamples(target, image_job(teach_first_draft=first), None).training_sample(image_row(), None).wanted

@@ -72,12 +72,12 @@ def test_every_draft_of_the_window_has_to_match(mismatches: set[int], passes: in
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
 def test_the_last_drafts_of_a_block_are_strict(window: int) -> None:
-    for place in range(1, 9):
-        fits = 8 if place + window <= 8 else place - 1
-        assert accepted(Fly(0.3, window, block_end="fit"), {place}) == fits
+    for index in range(1, 9):
+        fits = 8 if index + window <= 8 else index - 1
+        assert accepted(Fly(0.3, window, block_end="fit"), {index}) == fits
         # The public code leaves the last window + 1 drafts alone.
-        margin = 8 if place + window + 1 <= 8 else place - 1
-        assert accepted(Fly(0.3, window, block_end="margin"), {place}) == margin
+        margin = 8 if index + window + 1 <= 8 else index - 1
+        assert accepted(Fly(0.3, window, block_end="margin"), {index}) == margin
 
 
 def test_special_tokens_are_strict_both_ways() -> None:
@@ -102,7 +102,7 @@ def test_a_window_runs_along_its_own_branch() -> None:
     assert result.relaxed.tolist() == [[False, True, False, False, False]]
 
 
-def test_rows_of_one_batch_are_judged_each_by_its_own_length() -> None:
+def test_rows_of_a_batch_are_verified_by_their_own_lengths() -> None:
     made = Fly(0.3, window=2, block_end="fit")
     made.open(blocks.spec())
     wanted = [10, 30, 12, 13, 31]

@@ -38,8 +38,8 @@ def logits_of(*nodes: dict[int, float]) -> torch.Tensor:
     return out
 
 
-def repeated(one: DraftTree, count: int) -> DraftTree:
-    return blocks.tree(one.tokens.tolist() * count, one.parents[0].tolist(), one.valid.tolist() * count)
+def repeated(drafts: DraftTree, count: int) -> DraftTree:
+    return blocks.tree(drafts.tokens.tolist() * count, drafts.parents[0].tolist(), drafts.valid.tolist() * count)
 
 
 def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp: float = 1.5) -> VerificationOutput:
@@ -57,20 +57,24 @@ def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp:
     )
 
 
-def same(one: AcceptanceResult, other: AcceptanceResult) -> bool:
-    kept = torch.arange(one.path.shape[1]) < one.n[:, None]
-    return one.n.equal(other.n) and one.next.equal(other.next) and bool((one.path == other.path)[kept].all())
+def same(result: AcceptanceResult, other: AcceptanceResult) -> bool:
+    kept = torch.arange(result.path.shape[1]) < result.n[:, None]
+    return result.n.equal(other.n) and result.next.equal(other.next) and bool((result.path == other.path)[kept].all())
 
 
 # --- greedy --------------------------------------------------------------------------------------------------------
 
 
-def test_a_greedy_row_judges_raw_logits_whatever_the_filters_of_others() -> None:
+def test_greedy_rows_are_verified_with_the_target_logits_whatever_the_filters_of_other_rows() -> None:
     """In a batch with a sampled row: temperature and filters are for that row alone."""
-    one = blocks.verification(blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7)
+    verification = blocks.verification(
+        blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7
+    )
     temperature = torch.tensor([0.0, 0.7])
-    processed_logits = one.target_logits / torch.tensor([1.0, 0.7])[:, None, None]
-    mixed = replace(one, processed_logits=processed_logits, rows=replace(one.rows, temperature=temperature))
+    processed_logits = verification.target_logits / torch.tensor([1.0, 0.7])[:, None, None]
+    mixed = replace(
+        verification, processed_logits=processed_logits, rows=replace(verification.rows, temperature=temperature)
+    )
     assert int(opened(Lantern(NEXT, 5, 0.16)).accept(mixed).n[0]) == 2
     assert int(opened(Lantern(NEXT, 5, 0.10)).accept(mixed).n[0]) == 1
 
@@ -110,8 +114,8 @@ def drawn(
     """The target's own draws after the root, and the results on `siblings`."""
     tree = repeated(blocks.tree([[39, *siblings]], [-1, *[0] * len(siblings)]), rows)
     logits = logits_of(PROBS, *[{7: 1.0}] * len(siblings)).expand(rows, -1, -1)
-    one = blocks.verification(tree, logits, temperature=1.0)
-    return target_choice(one)[:, 0], opened(Lantern(NEXT, k, delta, **options)).accept(one)
+    verification = blocks.verification(tree, logits, temperature=1.0)
+    return target_choice(verification)[:, 0], opened(Lantern(NEXT, k, delta, **options)).accept(verification)
 
 
 def test_a_sampled_draft_passes_where_the_targets_draw_is_in_its_neighbourhood() -> None:
@@ -139,10 +143,12 @@ def test_given_a_draft_of_the_same_noise_its_neighbours_are_drawn_more_often_tha
     """Target 0.9, 0.1 on codes 20 and 11, drafter on 20 and 10: where 20 loses to one it often loses to both."""
     rows = 40_000
     tree = blocks.chain(*[[10]] * rows)
-    one = blocks.verification(tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0)
-    noise = one.noise.gumbel(Stream.TOKEN)[:, 0]
+    verification = blocks.verification(
+        tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0
+    )
+    noise = verification.noise.gumbel(Stream.TOKEN)[:, 0]
     drafted = (logits_of({20: 0.9, 10: 0.1})[0, 0] + noise).argmax(-1) == 10
-    relaxed = opened(Lantern(NEXT, 2, 0.11)).accept(one).relaxed[:, 1]
+    relaxed = opened(Lantern(NEXT, 2, 0.11)).accept(verification).relaxed[:, 1]
     assert float(relaxed.double().mean()) == pytest.approx(0.1, abs=0.01), "a draft that knows nothing of the noise"
     # 1 − 0.9 − 0.9 + 0.9 / 1.1 of all rows, of the tenth where 10 is drafted.
     assert float(relaxed[drafted].double().mean()) == pytest.approx(0.182, abs=0.02)
@@ -207,9 +213,11 @@ def test_special_tokens_are_strict_in_both_directions(temperature: float) -> Non
     rule = opened(Lantern(NEXT, 5, 0.9), special)
     for draft in (12, 13):
         tree = blocks.chain(*[[draft]] * 300)
-        one = blocks.verification(tree, logits_of(PROBS, {7: 1.0}).expand(300, -1, -1), temperature=temperature)
-        y = target_choice(one)[:, 0]
-        taken = rule.accept(one).n == 2
+        verification = blocks.verification(
+            tree, logits_of(PROBS, {7: 1.0}).expand(300, -1, -1), temperature=temperature
+        )
+        y = target_choice(verification)[:, 0]
+        taken = rule.accept(verification).n == 2
         wanted = {12, 14} if draft == 12 else {13}
         if temperature:
             assert taken.tolist() == [token in wanted for token in y.tolist()]

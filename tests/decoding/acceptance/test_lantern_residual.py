@@ -57,14 +57,14 @@ def weighed(
 # --- by hand -------------------------------------------------------------------------------------------------------
 
 
-def test_the_papers_residual_empties_the_neighbourhood_and_nothing_else() -> None:
+def test_the_residual_of_the_paper_removes_the_neighbourhood_and_nothing_else() -> None:
     # A(0) = {0, 2, 3} at δ = 0.21.
     weight, rest = weighed(made(5, 0.21, "paper"), 0, Q, None)
     assert weight == pytest.approx(0.50)
     assert rest == pytest.approx([0.0, 0.5, 0.0, 0.0, 0.5])
 
 
-def test_the_codes_residual_of_a_certain_draft_empties_one_neighbour_more_than_is_looked_at() -> None:
+def test_the_residual_of_the_published_code_removes_one_neighbour_more_than_it_examines() -> None:
     # Two neighbours of 0 are looked at, (2, 3), of which δ = 0.06 lets in the first; 2, 3 and 1 are emptied.
     weight, rest = weighed(made(2, 0.06, "code"), 0, Q, None)
     assert weight == pytest.approx(0.35)
@@ -75,7 +75,7 @@ def test_the_codes_residual_of_a_certain_draft_empties_one_neighbour_more_than_i
     assert rest == pytest.approx([0.0, 0.25 / 0.7, 0.05 / 0.7, 0.15 / 0.7, 0.25 / 0.7])
 
 
-def test_the_paper_judges_by_the_targets_distribution_and_the_code_by_what_is_left_of_it() -> None:
+def test_neighbourhoods_use_the_targets_distribution_in_the_paper_and_the_residual_in_the_code() -> None:
     # A refused sibling took 4: what is left of Q is (0.4, 1/3, 1/15, 0.2, 0). The neighbours of 0 are 2 and 3.
     left = [0.30 / 0.75, 0.25 / 0.75, 0.05 / 0.75, 0.15 / 0.75, 0.0]
     # In Q they have 0.20, within 0.21; in what is left 0.267.
@@ -123,11 +123,11 @@ def test_certain_siblings_lead_to_the_distribution_worked_out_by_hand(
 ) -> None:
     """With four degrees of freedom the right one stays under 4.6 but once in a thousand."""
     n = 2
-    one = trial_of(torch.tensor(siblings).expand(ROWS, -1), None)
-    result = made(n + (residual == "paper"), delta, residual, divergence).accept(one)
+    trial = trial_of(torch.tensor(siblings).expand(ROWS, -1), None)
+    result = made(n + (residual == "paper"), delta, residual, divergence).accept(trial)
     expected = lantern_by_hand.residual_output(Q, siblings, None, NEAR, n, divergence, delta, residual)
     assert sum(expected) == pytest.approx(1.0)
-    assert chi_square(emitted(one.tree, result), expected) < 4.6
+    assert chi_square(emitted(trial.tree, result), expected) < 4.6
 
 
 @pytest.mark.parametrize(("divergence", "delta"), BOUNDS)
@@ -138,25 +138,25 @@ def test_drawn_siblings_lead_to_the_distribution_worked_out_by_hand(
 ) -> None:
     """LANTERN++: siblings without replacement, each tried by its probability among those that were left."""
     n = 2
-    one = trial_of(drawn_siblings(count), P)
-    result = made(n + (residual == "paper"), delta, residual, divergence).accept(one)
+    trial = trial_of(drawn_siblings(count), P)
+    result = made(n + (residual == "paper"), delta, residual, divergence).accept(trial)
     expected = lantern_by_hand.drawn_output(Q, P, count, NEAR, n, divergence, delta, residual)
     assert sum(expected) == pytest.approx(1.0)
-    assert chi_square(emitted(one.tree, result), expected) < 4.6
+    assert chi_square(emitted(trial.tree, result), expected) < 4.6
 
 
 def test_on_a_chain_the_coupled_rule_and_the_papers_residual_have_one_distribution() -> None:
-    one = trial_of(torch.full((ROWS, 1), 0), None)
+    trial = trial_of(torch.full((ROWS, 1), 0), None)
     coupled = Lantern(table_of(NEAR, 5), 5, 0.21)
     coupled.open(plain_spec(5))
     expected = lantern_by_hand.residual_output(Q, (0,), None, NEAR, 4, "tvd", 0.21, "paper")
     for rule in (coupled, made(5, 0.21, "paper")):
-        result = rule.accept(one)
-        assert chi_square(emitted(one.tree, result), expected) < 4.6
+        result = rule.accept(trial)
+        assert chi_square(emitted(trial.tree, result), expected) < 4.6
         assert float((result.n == 2).double().mean()) == pytest.approx(0.50, abs=0.015), "q over A(0) is 0.50"
 
 
-def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
+def test_each_level_is_verified_with_the_distributions_of_its_parents() -> None:
     """Two levels; what follows differs below the two children of the root, in target and drafter."""
     laws = [Q, AFTER, [0.4, 0.1, 0.1, 0.1, 0.3], Q, Q]
     drafters = [P, [0.3, 0.1, 0.1, 0.4, 0.1], [0.1, 0.1, 0.2, 0.3, 0.3], P, P]
@@ -167,8 +167,8 @@ def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
     tree = replace(
         blocks.tree(tokens.tolist(), [-1, 0, 0, 1, 2]), draft_probs=torch.tensor(drafters).expand(ROWS, -1, -1)
     )
-    one = blocks.verification(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
-    result = made(3, 0.21, "paper").accept(one)
+    verification = blocks.verification(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
+    result = made(3, 0.21, "paper").accept(verification)
     path = tree.tokens.gather(1, result.path)
     second = torch.where(result.n > 2, path[:, 2], result.next)
     for node in (1, 2):
@@ -210,7 +210,7 @@ def test_delta_zero_is_rejection_token_for_token_over_random_trees(
 
 
 @pytest.mark.parametrize("residual", ["paper", "code"])
-def test_greedy_rows_are_judged_as_by_the_coupled_rule_also_beside_sampled_ones(residual: Kind) -> None:
+def test_greedy_rows_are_verified_as_by_the_coupled_rule_also_in_batches_with_sampled_rows(residual: Kind) -> None:
     for seed in range(10):
         case = drawn_case(seed, 1.0)
         greedy = torch.tensor([True, False, True, True, False])

@@ -94,7 +94,7 @@ def test_the_share_is_the_decimal_number_that_was_written(loose: float, length: 
         ),
     ],
 )
-def test_the_papers_two_cases_of_position_shift_pass(drafter: str, target: str, relaxed: int) -> None:
+def test_the_two_position_shift_examples_of_the_paper_are_accepted(drafter: str, target: str, relaxed: int) -> None:
     words = sorted({*drafter.split(), *target.split()})
     drafts, wanted = ([10 + words.index(word) for word in text.split()] for text in (drafter, target))
     strict, shifting = rule(loose=0.0), rule(loose=0.0, position_shift=True)
@@ -131,7 +131,7 @@ def test_a_slot_forgets_the_visual_states_of_its_former_sample() -> None:
     assert judged(made, wanted) == 0
 
 
-def test_a_sample_is_judged_the_same_alone_and_in_a_batch_whatever_the_memory_has_grown_to() -> None:
+def test_a_sample_has_the_same_result_alone_and_in_a_batch_of_any_buffer_size() -> None:
     generator = torch.Generator().manual_seed(4)
     visuals = [torch.randn(count, 4, generator=generator) for count in (3, 0, 90, 11)]
     states = torch.randn(4, 11, 4, generator=generator)
@@ -146,12 +146,12 @@ def test_a_sample_is_judged_the_same_alone_and_in_a_batch_whatever_the_memory_ha
         alone = LVSpec(0.5, 3, True)
         alone.open(blocks.spec(num_slots=1))
         alone.admit(blocks.slots(0), [blocks.prefill_output(visuals[row])])
-        one = alone.accept(
+        single = alone.accept(
             blocks.verification(blocks.chain(tokens[row]), blocks.wanting(wanted[row]), states[row : row + 1])
         )
-        assert one.path.tolist() == result.path[row : row + 1].tolist()
-        assert one.n.tolist() == result.n[row : row + 1].tolist()
-        assert one.relaxed.tolist() == result.relaxed[row : row + 1].tolist()
+        assert single.path.tolist() == result.path[row : row + 1].tolist()
+        assert single.n.tolist() == result.n[row : row + 1].tolist()
+        assert single.relaxed.tolist() == result.relaxed[row : row + 1].tolist()
 
 
 def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:
@@ -171,7 +171,7 @@ def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:
     # before it is not; and of the embeddings the first draft's is.
     [("draft", 3), ("before", 2), ("embedding", 2)],
 )
-def test_relevance_is_read_from_the_state_that_is_asked_for(
+def test_relevance_is_computed_from_the_configured_state(
     relevance_of: Literal["draft", "before", "embedding"], passes: int
 ) -> None:
     table = torch.zeros(blocks.VOCAB_SIZE, 4)
@@ -200,7 +200,7 @@ def slow_verdict(verification: VerificationOutput, visual: Tensor, made: LVSpec)
     leaves = [
         i for i in range(len(tokens)) if valid[i] and not any(p == i and v for p, v in zip(parents, valid, strict=True))
     ]
-    found = []
+    results = []
     for leaf in leaves:
         branch = []
         while leaf != 0:
@@ -227,8 +227,8 @@ def slow_verdict(verification: VerificationOutput, visual: Tensor, made: LVSpec)
                     break
                 relaxed += 1
             taken += 1
-        found.append((taken, -relaxed))
-    taken, minus_relaxed = max(found)
+        results.append((taken, -relaxed))
+    taken, minus_relaxed = max(results)
     return taken, -minus_relaxed
 
 
@@ -246,8 +246,8 @@ def test_random_trees_agree_with_plain_loops() -> None:
         logits = blocks.wanting(torch.randint(2, 8, (num_nodes,), generator=generator).tolist())
         visual = torch.randn(5, 4, generator=generator)
         made = rule([0.0, 0.3, 0.7, 1.0][case % 4], 1 + case % 3, case % 2 == 0, visual)
-        one = blocks.verification(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
-        result = made.accept(one)
-        assert (int(result.n) - 1, int(result.relaxed.sum())) == slow_verdict(one, visual, made)
+        verification = blocks.verification(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
+        result = made.accept(verification)
+        assert (int(result.n) - 1, int(result.relaxed.sum())) == slow_verdict(verification, visual, made)
         lengths.add(int(result.n))
     assert lengths >= {1, 2, 3, 4, 5}

@@ -57,7 +57,7 @@ def test_neighbours_are_added_while_their_probability_stays_within_delta() -> No
     assert members(TENTHS, 1, 5, 0.2) == []
 
 
-def test_k_counts_the_draft_or_does_not() -> None:
+def test_k_counts_the_draft_if_k_counts_draft_is_set() -> None:
     assert members(TENTHS, 0, 3, 1.0) == [2, 3]
     assert members(TENTHS, 0, 3, 1.0, k_counts_draft=False) == [2, 3, 1]
     assert members(TENTHS, 0, 1, 1.0) == []
@@ -65,7 +65,7 @@ def test_k_counts_the_draft_or_does_not() -> None:
 
 
 @pytest.mark.parametrize("divergence", ["tvd", "jsd", "multiplicative"])
-def test_at_zero_only_what_has_no_probability_gets_in(divergence: Any) -> None:
+def test_with_a_bound_of_zero_only_codes_without_probability_are_neighbours(divergence: Any) -> None:
     zero = 1.0 if divergence == "multiplicative" else 0.0
     assert members(TENTHS, 0, 5, zero, divergence) == []
     assert members([0.5, 0.5, 0.0, 1e-38, 0.0], 0, 5, zero, divergence) == [2]
@@ -85,7 +85,9 @@ def situations(draw: Any) -> tuple[list[float], int, int, list[int]]:
     return probs, draft, draw(st.integers(1, num_codes)), list(near)
 
 
-def found(probs: list[float], draft: int, k: int, near: list[int], delta: float, divergence: Any) -> list[int]:
+def neighbourhood_of(
+    probs: list[float], draft: int, k: int, near: list[int], delta: float, divergence: Any
+) -> list[int]:
     made = Neighbourhood(table_of({draft: near}, len(probs)), k, delta, divergence, True)
     made.open(plain_spec(len(probs)))
     token, q = torch.tensor([draft]), torch.tensor([probs])
@@ -100,7 +102,7 @@ def test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would(
 ) -> None:
     """In exact arithmetic over the probabilities as they are."""
     probs, draft, k, near = situation
-    lenders = found(probs, draft, k, near, delta, "tvd")
+    lenders = neighbourhood_of(probs, draft, k, near, delta, "tvd")
     assert lenders == near[: len(lenders)], "nearest first, without gaps"
     exact = [Fraction(p) for p in probs]
     moved = list(exact)
@@ -116,7 +118,7 @@ def test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would(
 @settings(max_examples=300, deadline=None)
 @given(situations(), st.floats(0, 1), st.sampled_from(["tvd", "jsd", "multiplicative"]))
 @example(([0.3, 0.35, 0.35], 0, 3, [1, 2]), 0.05, "multiplicative")
-def test_the_closed_forms_find_what_the_definition_finds(
+def test_the_closed_forms_give_the_neighbours_of_the_definition(
     situation: tuple[list[float], int, int, list[int]], delta: float, divergence: str
 ) -> None:
     probs, draft, k, near = situation
@@ -125,19 +127,19 @@ def test_the_closed_forms_find_what_the_definition_finds(
     assert values == sorted(values) or divergence == "jsd"
     assume(all(abs(value - bound) > 1e-7 for value in values))
     wanted = lantern_by_hand.lenders_of(probs, draft, near[: k - 1], divergence, bound)
-    assert found(probs, draft, k, near, bound, divergence) == wanted
+    assert neighbourhood_of(probs, draft, k, near, bound, divergence) == wanted
 
 
 @settings(max_examples=200, deadline=None)
 @given(situations(), st.floats(0, 1), st.floats(0, 1), st.sampled_from(["tvd", "jsd"]))
-def test_a_larger_bound_and_a_larger_k_let_in_no_fewer(
-    situation: tuple[list[float], int, int, list[int]], one: float, other: float, divergence: str
+def test_a_larger_bound_and_a_larger_k_give_at_least_as_many_neighbours(
+    situation: tuple[list[float], int, int, list[int]], bound: float, other: float, divergence: str
 ) -> None:
     probs, draft, k, near = situation
-    small, large = sorted((one, other))
-    few = found(probs, draft, k, near, small, divergence)
-    assert few == found(probs, draft, k, near, large, divergence)[: len(few)]
-    assert few == found(probs, draft, len(probs), near, small, divergence)[: len(few)]
+    small, large = sorted((bound, other))
+    few = neighbourhood_of(probs, draft, k, near, small, divergence)
+    assert few == neighbourhood_of(probs, draft, k, near, large, divergence)[: len(few)]
+    assert few == neighbourhood_of(probs, draft, len(probs), near, small, divergence)[: len(few)]
 
 
 # --- refused -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_greedy_rows_are_softened_by_the_rules_own_temperature() -> None:
     assert not passes(Typical(temperature=0.5), PROBS, 12)
 
 
-def test_sampled_rows_are_judged_by_what_they_sample_from() -> None:
+def test_sampled_rows_are_verified_with_the_processed_logits() -> None:
     rule = Typical(temperature=100.0)
     rule.open(blocks.spec())
     outcomes = {}
@@ -96,15 +96,15 @@ def lengths(probability: float, **kwargs: int) -> torch.Tensor:
     return rule.accept(relax(probability, **kwargs)).n - 1
 
 
-def test_never_and_always_are_what_they_say() -> None:
+def test_a_probability_of_0_accepts_no_draft_and_of_1_accepts_every_draft() -> None:
     assert lengths(0.0).tolist() == [0] * 600
     assert lengths(1.0).tolist() == [3] * 600
 
 
-def test_mismatches_pass_with_the_given_probability_each_on_its_own() -> None:
-    found = lengths(0.6, rows=4000)
+def test_mismatches_are_accepted_independently_with_the_given_probability() -> None:
+    num_accepted = lengths(0.6, rows=4000)
     # Lengths 0 … 3 of a chain of three mismatches: 0.4, 0.24, 0.144, 0.216.
-    counts = torch.bincount(found, minlength=4) / 4000
+    counts = torch.bincount(num_accepted, minlength=4) / 4000
     torch.testing.assert_close(counts, torch.tensor([0.4, 0.24, 0.144, 0.216]), atol=0.03, rtol=0)
 
 

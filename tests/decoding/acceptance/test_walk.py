@@ -23,19 +23,19 @@ def accept_all(drafts: DraftTree, choice: torch.Tensor) -> AcceptanceResult:
 
 
 def test_branches_are_the_paths_to_the_leaves() -> None:
-    found = Branches.of(blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK))
-    assert found.is_whole.tolist() == [[False, False, False, False, True, True, True]]
-    assert found.member[0, 4].nonzero().flatten().tolist() == [1, 4]
-    assert found.member[0, 5].nonzero().flatten().tolist() == [2, 5]
-    assert found.member[0, 6].nonzero().flatten().tolist() == [1, 3, 6]
-    assert found.length[0, 4:].tolist() == [2, 2, 3]
+    branches = Branches.of(blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK))
+    assert branches.is_whole.tolist() == [[False, False, False, False, True, True, True]]
+    assert branches.member[0, 4].nonzero().flatten().tolist() == [1, 4]
+    assert branches.member[0, 5].nonzero().flatten().tolist() == [2, 5]
+    assert branches.member[0, 6].nonzero().flatten().tolist() == [1, 3, 6]
+    assert branches.length[0, 4:].tolist() == [2, 2, 3]
 
 
 def test_an_invalid_leaf_shortens_its_branch() -> None:
     drafts = blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK, [[True] * 6 + [False]])
-    found = Branches.of(drafts)
-    assert found.is_whole.tolist() == [[False, False, False, True, True, True, False]]
-    assert found.member[0, 3].nonzero().flatten().tolist() == [1, 3]
+    branches = Branches.of(drafts)
+    assert branches.is_whole.tolist() == [[False, False, False, True, True, True, False]]
+    assert branches.member[0, 3].nonzero().flatten().tolist() == [1, 3]
 
 
 def test_the_longest_accepted_branch_wins_and_the_targets_own_token_follows_it() -> None:
@@ -115,7 +115,7 @@ def test_the_walk_takes_the_first_child_that_is_the_targets_choice(data: st.Data
     valid[0] = valid[num_nodes] = True
     if is_line:  # whose invalid nodes are its tail
         cut = data.draw(st.integers(1, num_nodes))
-        valid = [place % num_nodes < cut for place in range(2 * num_nodes)]
+        valid = [index % num_nodes < cut for index in range(2 * num_nodes)]
     drafts = blocks.tree([data.draw(row), data.draw(row)], parents, [valid[:num_nodes], valid[num_nodes:]])
     choice = torch.tensor([data.draw(row), data.draw(row)])
     result = walk_choices(drafts, choice)
@@ -127,7 +127,7 @@ def test_the_walk_takes_the_first_child_that_is_the_targets_choice(data: st.Data
     assert not result.relaxed.any()
 
 
-def test_of_equal_siblings_the_first_is_followed_even_where_the_second_leads_on() -> None:
+def test_of_siblings_with_equal_tokens_the_first_is_followed() -> None:
     drafts = blocks.tree([[39, 4, 4, 5]], [-1, 0, 0, 2])
     result = walk_choices(drafts, torch.tensor([[4, 7, 5, 8]]))
     assert (result.path.tolist(), result.n.tolist(), result.next.tolist()) == ([[0, 1, 0]], [2], [7])

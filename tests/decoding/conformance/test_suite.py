@@ -185,13 +185,13 @@ TREES: dict[str, tuple[Callable[[DraftTree], DraftTree], str]] = {
 def test_deviations_of_trees_are_found(name: str) -> None:
     change, problem = TREES[name]
     # All tokens are proposed, so that trees have drafts.
-    found = first_problem(with_parts(similar, lambda: Trees(change)), GREEDY_ONLY, own)
-    assert f"Trees.finish returned {problem}" in found or problem in found, found
+    reported = first_problem(with_parts(similar, lambda: Trees(change)), GREEDY_ONLY, own)
+    assert f"Trees.finish returned {problem}" in reported or problem in reported, reported
 
 
 def test_a_frontier_beyond_the_levels_of_a_step_is_found() -> None:
-    found = first_problem(with_parts(similar, lambda: TooDeep(1)), GREEDY_ONLY, own)
-    assert "TooDeep.grow returned a frontier of depth 1" in found
+    problem = first_problem(with_parts(similar, lambda: TooDeep(1)), GREEDY_ONLY, own)
+    assert "TooDeep.grow returned a frontier of depth 1" in problem
 
 
 RESULTS: dict[str, tuple[Callable[[VerificationOutput, AcceptanceResult], AcceptanceResult], str]] = {
@@ -229,8 +229,8 @@ RESULTS: dict[str, tuple[Callable[[VerificationOutput, AcceptanceResult], Accept
 @pytest.mark.parametrize("name", RESULTS)
 def test_deviations_of_acceptance_rules_are_found(name: str) -> None:
     change, problem = RESULTS[name]
-    found = first_problem(with_parts(similar, acceptance=lambda: Results(change)), GREEDY_ONLY, own)
-    assert problem.split(" of shape")[0] in found, found
+    reported = first_problem(with_parts(similar, acceptance=lambda: Results(change)), GREEDY_ONLY, own)
+    assert problem.split(" of shape")[0] in reported, reported
 
 
 class RelaxesEnds(RandomRelaxation):
@@ -251,14 +251,14 @@ class DependsOnTheBatch(RandomRelaxation):
 
 def test_relaxed_special_tokens_are_found() -> None:
     checks: dict[str, Check] = {"more rows": lambda own: own.check_output(SAMPLED, 3, 24)}
-    found = first_problem(with_parts(similar, acceptance=lambda: RelaxesEnds(0.5)), checks, own)
-    assert "RelaxesEnds.accept returned a relaxed EOS or other special token" in found
+    problem = first_problem(with_parts(similar, acceptance=lambda: RelaxesEnds(0.5)), checks, own)
+    assert "RelaxesEnds.accept returned a relaxed EOS or other special token" in problem
 
 
 def test_a_lossy_rule_whose_tokens_follow_from_the_batch_is_found() -> None:
     checks: dict[str, Check] = {"batch 3": lambda own: own.check_output(GREEDY, 3, 9)}
-    found = first_problem(with_parts(similar, acceptance=lambda: DependsOnTheBatch(0.5)), checks, own)
-    assert "differs from the same request alone" in found
+    problem = first_problem(with_parts(similar, acceptance=lambda: DependsOnTheBatch(0.5)), checks, own)
+    assert "differs from the same request alone" in problem
 
 
 def test_parts_without_drafts_are_checked_too() -> None:

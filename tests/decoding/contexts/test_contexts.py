@@ -121,9 +121,9 @@ def test_pooling_by_position_averages_neighbours_of_each_picture_and_each_frame(
     assert torch.equal(pooled.positions[:, pooled.visual], whole.positions[:, [block[0] for block in blocks]])
     assert torch.equal(pooled.embeds[~pooled.visual], whole.embeds[~whole.visual])
     assert pooled.next_position == whole.next_position
-    place = {column: row for row, column in enumerate(whole.visual.nonzero()[:, 0].tolist())}
+    position = {column: row for row, column in enumerate(whole.visual.nonzero()[:, 0].tolist())}
     for mine, theirs in zip(pooled.deepstack, whole.deepstack, strict=True):
-        means = [theirs[[place[column] for column in block]].mean(0) for block in blocks]
+        means = [theirs[[position[column] for column in block]].mean(0) for block in blocks]
         torch.testing.assert_close(mine, torch.stack(means))
 
 

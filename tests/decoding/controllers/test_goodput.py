@@ -58,14 +58,14 @@ class World:
 
     def speeds(self, num_active: int) -> dict[int, float]:
         """Tokens per second of every depth: the truth, by brute force."""
-        found = {}
+        results = {}
         for levels in self.controller.depths:
             tokens = survival = 1.0
             for depth in range(levels):
                 survival *= self.rates[depth]
                 tokens += survival
-            found[levels] = num_active * tokens / self.cost(num_active, levels)
-        return found
+            results[levels] = num_active * tokens / self.cost(num_active, levels)
+        return results
 
     def usual(self, last: int = 200) -> int:
         """The depth that was chosen most of late, trials left out."""
@@ -100,16 +100,16 @@ class Job:
             if choice.levels:
                 num_read += sum(unread)
                 unread = [0] * len(left)
-            offered = [min(choice.levels, one - 1) for one in left]
+            offered = [min(choice.levels, num_tokens - 1) for num_tokens in left]
             accepted = [world.accepted(most) for most in offered]
             prefill_s_of = num_read * self.token_read_s
             if num_read:
                 prefill_s_of += self.held_up_s.get(self.num_readings, 0.0)
                 self.num_readings += 1
             seconds, reading = world.cost(len(left), choice.levels), PrefillTime(num_read, prefill_s_of)
-            left = [one - taken - 1 for one, taken in zip(left, accepted, strict=True)]
-            ended = [self.num_prompt for one in left if one == 0]
-            unread = [one for one, tokens in zip(unread, left, strict=True) if tokens]
+            left = [num_tokens - taken - 1 for num_tokens, taken in zip(left, accepted, strict=True)]
+            ended = [self.num_prompt for num_tokens in left if num_tokens == 0]
+            unread = [num_unread for num_unread, tokens in zip(unread, left, strict=True) if tokens]
             left = [tokens for tokens in left if tokens]
             world.chosen.append((choice.levels, choice.reason))
             controller.learn(
@@ -137,7 +137,7 @@ def linear(base: float, per_level: float, per_token: float, free_tokens: int = 4
 @example(rates=[0.9] * 8, per_level=0.0002, per_token=0.0, num_active=1, max_levels=8)
 @example(rates=[0.9] * 8, per_level=0.02, per_token=0.0, num_active=8, max_levels=8)
 @example(rates=[0.8] * 8, per_level=0.001, per_token=0.001, num_active=32, max_levels=5)
-def test_it_finds_the_best_depth_of_any_such_machine_and_text(
+def test_the_controller_finds_the_best_depth_for_linear_costs(
     rates: list[float], per_level: float, per_token: float, num_active: int, max_levels: int
 ) -> None:
     world = World(GoodputController(max_levels, max_exploration=0.05), linear(0.01, per_level, per_token), rates)
@@ -150,9 +150,9 @@ def test_it_finds_the_best_depth_of_any_such_machine_and_text(
 @settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(steps=st.lists(st.floats(0.001, 0.03), min_size=6, max_size=6), rate=st.floats(0.2, 0.95))
 @example(steps=[0.001, 0.001, 0.001, 0.03, 0.03, 0.001], rate=0.95)
-def test_it_finds_the_best_depth_where_costs_follow_no_line(steps: list[float], rate: float) -> None:
+def test_the_controller_finds_the_best_depth_for_nonlinear_costs(steps: list[float], rate: float) -> None:
     controller = GoodputController(8, max_exploration=0.05)
-    table = {levels: 0.01 + sum(steps[:place]) for place, levels in enumerate(controller.depths)}
+    table = {levels: 0.01 + sum(steps[:index]) for index, levels in enumerate(controller.depths)}
     world = World(controller, lambda rows, levels: table[levels], [rate] * 8)
     world.run(1500, 4)
     speeds = world.speeds(4)
@@ -177,7 +177,7 @@ def test_trials_take_no_more_than_their_share_of_steps_and_of_time(num_active: i
     assert controller.num_start_steps == 4 * START_STEPS
 
 
-def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it() -> None:
+def test_the_controller_turns_drafting_off_if_plain_decoding_is_faster_at_little_cost() -> None:
     world = World(GoodputController(5), linear(0.01, 0.002, 0.0005), [0.5] * 5)
     world.missed_s = 2e-5
     world.run(4000, 32)
@@ -186,7 +186,7 @@ def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it(
     assert world.spent_s <= 1.02 * world.num_tokens * world.cost(32, 0) / 32
 
 
-def test_a_depth_that_could_never_pay_is_given_up_at_the_first_sight() -> None:
+def test_a_depth_that_cannot_pay_off_is_abandoned_after_its_first_measurements() -> None:
     world = World(GoodputController(5), linear(0.01, 0.05, 0.001), [0.5] * 5)
     world.run(30, 32)
     assert [levels for levels, _ in world.chosen[:3]] == [0] * 3
@@ -198,7 +198,7 @@ def job(controller: GoodputController, num_prompt: int, num_tokens: int = 48) ->
     return Job(World(controller, linear(0.01, 0.0007, 0.0), [0.8] * 5), num_prompt, num_tokens, 4e-5)
 
 
-def test_prompts_that_take_longer_to_read_than_drafts_spare_are_not_read() -> None:
+def test_the_drafter_does_not_prefill_prompts_that_take_longer_than_drafts_save() -> None:
     # 16 rows: reading 1,600 tokens takes 64 ms, and drafts spare 20 ms of the 30 that a sample takes.
     reading = job(GoodputController(5), 1600)
     assert reading.run(3000, 16) <= 1.03 * 3000 * 48 * 0.01 / 16
@@ -206,7 +206,7 @@ def test_prompts_that_take_longer_to_read_than_drafts_spare_are_not_read() -> No
     assert reading.num_read <= 100 * 1600, "those of the first steps, and of trials"
 
 
-def test_prompts_that_are_read_quickly_are_read() -> None:
+def test_the_drafter_prefills_prompts_that_are_prefilled_quickly() -> None:
     reading = job(GoodputController(5), 100)
     spent_s = reading.run(1000, 16)
     assert reading.world.usual() == 5
@@ -222,7 +222,9 @@ def test_long_outputs_pay_for_long_prompts() -> None:
 
 
 @pytest.mark.parametrize(("num_unread", "drafts"), [(8 * 1600, False), (8 * 100, True), (0, True)])
-def test_a_draining_batch_reads_only_what_pays_within_its_last_tokens(num_unread: int, drafts: bool) -> None:
+def test_a_draining_batch_prefills_only_prompts_that_pay_off_within_its_last_tokens(
+    num_unread: int, drafts: bool
+) -> None:
     reading = job(GoodputController(5), 1600)
     reading.run(400, 16)
     controller = reading.world.controller
@@ -233,7 +235,7 @@ def test_a_draining_batch_reads_only_what_pays_within_its_last_tokens(num_unread
     assert any(levels > 0 for levels in chosen) == drafts
 
 
-def test_it_comes_back_when_acceptance_rises() -> None:
+def test_the_controller_drafts_again_when_acceptance_rises() -> None:
     world = World(GoodputController(5, max_exploration=0.02), linear(0.01, 0.003, 0.0), [0.05] * 5)
     world.run(1500, 4)
     assert world.usual() == 0
@@ -242,7 +244,7 @@ def test_it_comes_back_when_acceptance_rises() -> None:
     assert world.usual() == 5
 
 
-def test_it_comes_back_when_drafting_becomes_cheap_and_goes_when_it_becomes_dear() -> None:
+def test_the_controller_follows_changes_of_the_cost_of_drafting() -> None:
     world = World(GoodputController(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
     world.run(1500, 4)
     assert world.usual() == 0
@@ -276,7 +278,7 @@ def run_at_changing_pace(cost: Cost, num_active: int, paces: Sequence[float], se
 
 
 @pytest.mark.parametrize("paces", [(1.0,), (1.0, 1.45), (0.7, 1.0, 1.4), (0.9, 1.0, 1.1)])
-def test_a_machine_that_becomes_faster_and_slower_misleads_it_little(paces: Sequence[float]) -> None:
+def test_a_machine_of_changing_speed_costs_the_controller_little(paces: Sequence[float]) -> None:
     """It once took a slow minute for what plain decoding takes, and drafted where that loses until the next trial."""
     losing = [run_at_changing_pace(lambda b, k: 0.02 + 0.002 * b * (k + 1) + 0.01 * k, 128, paces, s) for s in range(8)]
     assert max(share for share, _ in losing) < 1.035, "of which the clock's noise is 0.016"
@@ -285,7 +287,7 @@ def test_a_machine_that_becomes_faster_and_slower_misleads_it_little(paces: Sequ
     assert max(share for share, _ in winning) < 0.45
 
 
-def test_what_a_trial_made_the_best_is_used_after_the_one_before_was_run_once_more() -> None:
+def test_a_depth_that_wins_a_trial_is_used_after_the_former_best_is_measured_again() -> None:
     world = World(GoodputController(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
     world.run(1500, 4)
     assert world.usual() == 0
@@ -293,24 +295,24 @@ def test_what_a_trial_made_the_best_is_used_after_the_one_before_was_run_once_mo
     at = len(world.chosen)
     world.run(400, 4)
     tried = TRIAL_STEPS + CHECK_STEPS
-    found = [
-        world.chosen[place - tried - 1 : place + 1]
-        for place in range(at + tried + 1, len(world.chosen))
-        if world.chosen[place][1] == "best" and world.chosen[place - 1][1] == "explore"
+    choices = [
+        world.chosen[index - tried - 1 : index + 1]
+        for index in range(at + tried + 1, len(world.chosen))
+        if world.chosen[index][1] == "best" and world.chosen[index - 1][1] == "explore"
     ]
-    changes = [steps for steps in found if steps[0][1] == "best" and steps[0][0] != steps[-1][0]]
+    changes = [steps for steps in choices if steps[0][1] == "best" and steps[0][0] != steps[-1][0]]
     assert changes, "a trial that was worth it"
     for (before, _), *trial, (after, _) in changes:
         assert trial == [(after, "explore")] * TRIAL_STEPS + [(before, "explore")] * CHECK_STEPS
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 40])
-def test_a_prompt_that_waits_for_a_compiler_does_not_end_drafting(place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 2, 40])
+def test_a_prompt_that_waits_for_a_compiler_does_not_end_drafting(index: int) -> None:
     world = World(GoodputController(5), linear(0.02, 0.003, 0.0), [0.9] * 5)
     job = Job(world, 60, 16, 0.0001)
-    job.held_up_s = {place: 6.0}
+    job.held_up_s = {index: 6.0}
     job.run(100, 1)
-    assert job.num_readings > place
+    assert job.num_readings > index
     assert world.usual() == 5
 
 
@@ -334,7 +336,7 @@ def test_trees_grow_as_the_batch_drains() -> None:
     assert deepest >= 8
 
 
-def test_a_larger_batch_is_measured_plain_before_it_is_believed_to_be_like_a_small_one() -> None:
+def test_a_larger_batch_is_measured_without_drafts_before_the_depth_of_a_small_one_is_used() -> None:
     world = World(GoodputController(8), linear(0.01, 0.001, 0.002), [0.8] * 8)
     world.run(100, 1)
     assert world.usual() == 5
@@ -358,15 +360,15 @@ def test_a_slow_first_step_of_each_shape_is_ignored() -> None:
     assert world.usual(20) == 5
 
 
-def test_noise_does_not_make_it_waver() -> None:
+def test_the_depth_rarely_changes_under_noisy_step_times() -> None:
     world = World(GoodputController(8), linear(0.01, 0.0028, 0.0), [0.75] * 8)
     world.noise = 0.1
     world.run(4000, 4)
     kept = [levels for levels, reason in world.chosen[1000:] if reason == "best"]
-    assert sum(one != other for one, other in itertools.pairwise(kept)) <= 6
+    assert sum(first != other for first, other in itertools.pairwise(kept)) <= 6
 
 
-def test_a_number_of_rows_that_never_repeats_is_no_reason_to_stop() -> None:
+def test_the_controller_keeps_drafting_if_no_batch_size_repeats() -> None:
     controller = GoodputController(5)
     world = World(controller, linear(0.01, 0.001, 0.0), [0.8] * 5)
     for num_active in range(1, 200):

@@ -14,10 +14,10 @@ from decoding.controllers.pace_filter import MAX_LEAP, NOISE, OWN_WALK, PACE_WAL
 
 
 def seen(*steps: tuple[str, float], paces: StepTimeFilter | None = None) -> StepTimeFilter:
-    found = paces or StepTimeFilter()
+    filtered = paces or StepTimeFilter()
     for kind, seconds in steps:
-        found.add(kind, math.log(seconds))
-    return found
+        filtered.add(kind, math.log(seconds))
+    return filtered
 
 
 def seconds(paces: StepTimeFilter, kind: str) -> float:
@@ -35,8 +35,8 @@ def smoothed(steps: list[tuple[int, float]]) -> list[float]:
 
     def row(entries: dict[int, float], value: float, deviation: float) -> None:
         line = np.zeros(size)
-        for place, factor in entries.items():
-            line[place] = factor / deviation
+        for position, factor in entries.items():
+            line[position] = factor / deviation
         rows.append(line)
         wanted.append(value / deviation)
 
@@ -45,27 +45,27 @@ def smoothed(steps: list[tuple[int, float]]) -> list[float]:
         here = t * (num + 1)
         row({here + kinds.index(kind): 1.0, here + num: 1.0}, value, NOISE)
         if t + 1 < length:
-            for place in range(num):
-                row({here + place: -1.0, here + num + 1 + place: 1.0}, 0.0, OWN_WALK)
+            for index in range(num):
+                row({here + index: -1.0, here + num + 1 + index: 1.0}, 0.0, OWN_WALK)
             row({here + num: -1.0, here + num + 1 + num: 1.0}, 0.0, PACE_WALK)
-    found = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    solution = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
     last = (length - 1) * (num + 1)
-    return [float(found[last + place] + found[last + num]) for place in range(num)]
+    return [float(solution[last + index] + solution[last + num]) for index in range(num)]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-0.05, 0.05)), min_size=1, max_size=25))
-def test_it_is_the_least_squares_of_all_steps_at_once(drawn: list[tuple[int, float]]) -> None:
+def test_the_filter_equals_the_least_squares_solution_over_all_steps(drawn: list[tuple[int, float]]) -> None:
     """None of these steps is an outlier."""
     steps = [(kind, 0.3 * kind + noise) for kind, noise in drawn]
     paces = StepTimeFilter()
     for kind, value in steps:
         assert not paces.add(kind, value)
-    found = [paces.log_seconds(kind) for kind in sorted({kind for kind, _ in steps})]
-    assert found == pytest.approx(smoothed(steps), abs=1e-4)
+    estimates = [paces.log_seconds(kind) for kind in sorted({kind for kind, _ in steps})]
+    assert estimates == pytest.approx(smoothed(steps), abs=1e-4)
 
 
-def test_a_kind_that_is_not_run_becomes_slower_with_those_that_are() -> None:
+def test_estimates_of_kinds_that_are_not_run_follow_the_pace_of_the_machine() -> None:
     paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
     seen(*[("plain", 1.4)] * 12, paces=paces)
     assert seconds(paces, "plain") == pytest.approx(1.4, rel=0.02)
@@ -89,7 +89,7 @@ def test_one_delayed_step_has_little_weight_and_two_in_a_row_have_more() -> None
     assert paces.is_current("drafts")
 
 
-def test_a_change_beyond_any_pace_is_the_kinds_own() -> None:
+def test_a_change_larger_than_a_change_of_pace_changes_only_its_own_kind() -> None:
     paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
     far = 3.0 * math.exp(1.5 * MAX_LEAP)
     assert not paces.add("drafts", math.log(far))
@@ -98,13 +98,13 @@ def test_a_change_beyond_any_pace_is_the_kinds_own() -> None:
     assert seconds(paces, "plain") == pytest.approx(1.0, rel=0.25)
 
 
-def test_the_first_steps_of_a_kind_may_have_been_held_up() -> None:
+def test_a_delayed_first_step_of_a_kind_is_corrected_by_the_next_one() -> None:
     paces = seen(*[("plain", 1.0)] * 5, ("drafts", 30.0), ("drafts", 2.0))
     assert seconds(paces, "drafts") == pytest.approx(2.0, rel=0.02)
     assert seconds(paces, "plain") == pytest.approx(1.0, rel=0.05)
 
 
-def test_what_is_forgotten_leaves_the_rest() -> None:
+def test_forgetting_one_kind_does_not_change_the_others() -> None:
     paces = seen(*[("plain", 1.0), ("half", 2.0), ("drafts", 3.0)] * 12)
     before = seconds(paces, "drafts")
     paces.forget("half")
@@ -117,7 +117,7 @@ def test_what_is_forgotten_leaves_the_rest() -> None:
     assert seconds(paces, "half") == pytest.approx(2.6, rel=0.02)
 
 
-def test_a_long_life_does_not_wear_it_out() -> None:
+def test_the_filter_stays_accurate_over_ten_thousand_steps() -> None:
     """Relations between kinds stay known, whatever the machine did in ten thousand steps."""
     paces, chance, pace = StepTimeFilter(), random.Random(0), 0.0
     for number in range(10_000):

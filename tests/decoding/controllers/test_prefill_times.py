@@ -10,14 +10,14 @@ from decoding.controllers.base import PrefillTime
 from decoding.controllers.step_times import MAX_SAMPLES, PrefillTimeModel
 
 
-def test_nothing_is_known_without_a_reading() -> None:
+def test_without_a_measurement_prefills_are_taken_as_free() -> None:
     costs = PrefillTimeModel()
     costs.add(PrefillTime(), 5, [])
     assert costs.prefill_s_of(100) == costs.seconds_per_token == 0.0
     assert costs.remaining_tokens(4) == math.inf
 
 
-def test_readings_count_per_token_of_a_prompt_and_per_token_made() -> None:
+def test_prefill_times_are_counted_per_prompt_token_and_per_generated_token() -> None:
     costs = PrefillTimeModel()
     costs.add(PrefillTime(200, 0.4), 10, [])
     assert costs.prefill_s_of(50) == pytest.approx(0.1)
@@ -28,15 +28,15 @@ def test_readings_count_per_token_of_a_prompt_and_per_token_made() -> None:
     assert costs.seconds_per_token == pytest.approx(0.002 * 200 / (10 * keep + 30))
 
 
-@pytest.mark.parametrize("place", range(MAX_SAMPLES))
-def test_a_reading_that_waited_for_a_compiler_does_not_make_the_others_dear(place: int) -> None:
+@pytest.mark.parametrize("index", range(MAX_SAMPLES))
+def test_a_prefill_that_waited_for_a_compiler_does_not_raise_the_estimate(index: int) -> None:
     costs = PrefillTimeModel()
     for number in range(MAX_SAMPLES):
-        costs.add(PrefillTime(100, 8.0 if number == place else 0.1), 10, [100])
+        costs.add(PrefillTime(100, 8.0 if number == index else 0.1), 10, [100])
     assert costs.prefill_s_of(100) == pytest.approx(0.1)
 
 
-def test_of_two_readings_the_quicker_one_is_believed_and_dearer_prompts_are_once_they_are_the_rule() -> None:
+def test_the_faster_of_two_prefill_times_is_used_until_slower_ones_are_the_majority() -> None:
     costs = PrefillTimeModel()
     costs.add(PrefillTime(100, 8.0), 10, [100])
     assert costs.prefill_s_of(100) == pytest.approx(8.0)

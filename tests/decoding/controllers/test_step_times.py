@@ -12,7 +12,7 @@ TIMES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.004, 0.008, 0.02, 
 
 @given(TIMES)
 @example({0: 10.0, 1: 3.6, 3: 0.008, 5: 0.02})
-def test_a_machine_that_stood_still_in_some_steps_leaves_every_step_a_time(times: dict[int, float]) -> None:
+def test_every_step_keeps_a_positive_time_if_the_machine_paused(times: dict[int, float]) -> None:
     """A process that was stopped in its first steps once ended with a division by zero: the fit left nothing for a step
     without drafts."""
     costs = StepTimeModel()

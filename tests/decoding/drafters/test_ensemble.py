@@ -120,11 +120,11 @@ GOOD, BAD = [0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]
 
 
 def weights_of(ensemble: Ensemble) -> list[float]:
-    found: list[float] = ensemble.extras(0)["ensemble_weights"]
-    return found
+    weights: list[float] = ensemble.extras(0)["ensemble_weights"]
+    return weights
 
 
-def test_a_step_moves_the_weight_to_the_lane_that_was_right() -> None:
+def test_a_step_moves_the_weight_to_the_lane_with_the_correct_prediction() -> None:
     # Candidates w·GOOD + (1−w)·BAD put token 0 first for w > 0.5; among those, w = 1 has the smallest KL to the target.
     assert weights_of(one_step(EnsembleOptions("matches"), [GOOD, BAD], GOOD, 0)) == [1.0, 0.0]
     assert weights_of(one_step(EnsembleOptions("matches"), [BAD, GOOD], GOOD, 0)) == [0.0, 1.0]
@@ -148,20 +148,20 @@ def test_candidates_are_scored_in_parts_of_bounded_size(
     sizes: list[int] = []
     multiply = torch.matmul
 
-    def recorded(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        sizes.append(multiply(one, other).numel())
-        return multiply(one, other)
+    def recorded(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        sizes.append(multiply(tensor, other).numel())
+        return multiply(tensor, other)
 
     monkeypatch.setattr(torch, "matmul", recorded)
-    found = []
+    results = []
     # All eleven candidates, six and then five, and one at a time although it exceeds the bound.
     for bound, num_parts in ((1 << 20, 1), (6 * V + 1, 2), (1, 11)):
         sizes.clear()
         monkeypatch.setattr(ensemble_module, "MAX_MIXED", bound)
-        found.append(weights_of(one_step(options, lanes.tolist(), target[0].tolist(), 1)))
+        results.append(weights_of(one_step(options, lanes.tolist(), target[0].tolist(), 1)))
         assert max(sizes) <= max(bound, V)
         assert len([size for size in sizes if size >= V]) >= num_parts
-    assert found[0] == found[1] == found[2]
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_window_of_one_forgets_and_an_unbounded_one_remembers() -> None:
@@ -209,7 +209,7 @@ def test_an_ensemble_of_four_contexts_is_lossless_and_independent_of_the_batch(p
     assert max(c.telemetry.mean_acceptance_length for c in done.values()) > 1.5
 
 
-def test_every_lanes_memory_equals_a_fresh_prefill_of_its_own_prompt() -> None:
+def test_the_kv_cache_of_every_lane_equals_a_fresh_prefill_of_its_own_prompt() -> None:
     made = engine(EnsembleOptions(steps=4), 3, StaticTree(checks.RAGGED_PATHS))
     drafter = made.method.drafter
     assert isinstance(drafter, ModelDrafter)

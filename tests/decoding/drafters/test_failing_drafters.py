@@ -16,7 +16,7 @@ from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import checks
 from tests.conformance.methods import METHODS
-from tests.decoding.sick import SickDrafter
+from tests.decoding.failing_drafter import FailingDrafter
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +30,10 @@ def every_other(request: Request) -> bool:
 def run(method: Method, family: str, sampling: Sampling) -> dict[str, tuple[tuple[int, ...], bool]]:
     """Tokens and whether the row was degraded, by id; six samples in four slots."""
     engine = Engine(toys.target(family), method, 4, 96)
-    if isinstance(method.drafter, SickDrafter):
+    if isinstance(method.drafter, FailingDrafter):
         method.drafter.engine = engine
     done = checks.run(engine, checks.requests(family, 6, sampling))
-    return {sample_id: (one.token_ids, one.telemetry.degraded) for sample_id, one in done.items()}
+    return {sample_id: (completion.token_ids, completion.telemetry.degraded) for sample_id, completion in done.items()}
 
 
 NAN, INF = math.nan, math.inf
@@ -59,14 +59,14 @@ NAN, INF = math.nan, math.inf
         ("fly-zero", "llama", NAN, 0),
     ],
 )
-def test_rows_whose_drafter_gives_no_numbers_get_the_text_of_plain_decoding(
+def test_rows_whose_drafter_returns_nan_get_the_text_of_plain_decoding(
     name: str, family: str, value: float, from_level: int
 ) -> None:
     make, _ = METHODS[name]
     for sampling in (Sampling(), SAMPLED):
         plain = run(METHODS["plain"][0](family), family, sampling)
         method = make(family)
-        sick = SickDrafter(method.drafter, every_other, value, from_level)
+        sick = FailingDrafter(method.drafter, every_other, value, from_level)
         done = run(Method(sick, method.tree, method.acceptance), family, sampling)
         assert {sample_id: tokens for sample_id, (tokens, _) in done.items()} == {
             sample_id: tokens for sample_id, (tokens, _) in plain.items()
@@ -82,16 +82,16 @@ def test_no_row_of_a_sound_drafter_is_degraded() -> None:
         assert not any(degraded for _, degraded in done.values()), name
 
 
-def test_rejection_of_drafts_that_are_no_numbers_takes_the_targets_choice() -> None:
+def test_rejection_of_nan_drafts_takes_the_targets_choice() -> None:
     method = METHODS["sd-chain"][0]("llama")
-    sick = SickDrafter(method.drafter, every_other, math.nan)
+    sick = FailingDrafter(method.drafter, every_other, math.nan)
     plain = run(METHODS["plain"][0]("llama"), "llama", Sampling())
     done = run(Method(sick, method.tree, Rejection()), "llama", Sampling())
     assert {sample_id: tokens for sample_id, (tokens, _) in done.items()} == {
         sample_id: tokens for sample_id, (tokens, _) in plain.items()
     }
     sampled = run(
-        Method(SickDrafter(checks.make_drafter("right", "llama"), every_other, math.nan), method.tree, Rejection()),
+        Method(FailingDrafter(checks.make_drafter("right", "llama"), every_other, math.nan), method.tree, Rejection()),
         "llama",
         SAMPLED,
     )
@@ -100,7 +100,7 @@ def test_rejection_of_drafts_that_are_no_numbers_takes_the_targets_choice() -> N
 
 @pytest.mark.parametrize("where", ["admit", "draft", "commit", "finished"])
 def test_an_error_in_a_guarded_drafter_is_marked_as_the_drafters(where: str) -> None:
-    sick = SickDrafter(checks.make_drafter("right", "llama"), every_other, raises_in=where)
+    sick = FailingDrafter(checks.make_drafter("right", "llama"), every_other, raises_in=where)
     method = guarded(Method(sick, Chain(4), Exact()))
     assert isinstance(method.drafter, Guarded)
     engine = Engine(toys.target("llama"), method, 4, 96)
@@ -113,13 +113,13 @@ def test_an_error_in_a_guarded_drafter_is_marked_as_the_drafters(where: str) -> 
     "error", [PromptError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)]
 )
 def test_refusals_and_faults_of_the_device_are_not_the_drafters(error: type[Exception]) -> None:
-    sick = SickDrafter(checks.make_drafter("right", "llama"), every_other, error=error)
+    sick = FailingDrafter(checks.make_drafter("right", "llama"), every_other, error=error)
     engine = Engine(toys.target("llama"), guarded(Method(sick, Chain(4), Exact())), 4, 96)
     sick.engine = engine
     with pytest.raises(error):
         list(engine.run(checks.requests("llama", 3)))
 
 
-def test_plain_decoding_has_nothing_to_guard() -> None:
+def test_plain_decoding_has_no_guarded_drafter() -> None:
     method = METHODS["plain"][0]("llama")
     assert guarded(method) is method

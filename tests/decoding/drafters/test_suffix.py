@@ -26,17 +26,17 @@ Outputs = Sequence[Sequence[int]]
 def slow_drafts(outputs: Outputs, ngram: Sequence[int], num_drafts: int) -> list[int]:
     """The usual continuation by its definition: follow the most frequent next token, the latest of equals."""
     ends = [
-        (number, place + len(ngram))
+        (number, index + len(ngram))
         for number, output in enumerate(outputs)
-        for place in range(len(output) - len(ngram) + 1)
-        if list(output[place : place + len(ngram)]) == list(ngram)
+        for index in range(len(output) - len(ngram) + 1)
+        if list(output[index : index + len(ngram)]) == list(ngram)
     ]
     drafts: list[int] = []
     while len(drafts) < num_drafts:
         following: dict[int, list[tuple[int, int]]] = {}
-        for number, place in ends:
-            if place < len(outputs[number]):
-                following.setdefault(outputs[number][place], []).append((number, place + 1))
+        for number, position in ends:
+            if position < len(outputs[number]):
+                following.setdefault(outputs[number][position], []).append((number, position + 1))
         if not following:
             break
         token, ends = max(following.items(), key=lambda item: (len(item[1]), max(item[1])))
@@ -48,10 +48,10 @@ def indexed_drafts(index: SuffixIndex, ngram: Sequence[int], num_drafts: int) ->
     """The drafts of an n-gram by the index; empty if it has none."""
     order = len(ngram)
     key = int(((np.array(ngram[::-1]) + 1) * key_factors(order)).sum())
-    place = int(np.searchsorted(index.keys[order - 1], key))
-    if place == index.keys.shape[1] or index.keys[order - 1, place] != key:
+    position = int(np.searchsorted(index.keys[order - 1], key))
+    if position == index.keys.shape[1] or index.keys[order - 1, position] != key:
         return []
-    start = int(index.starts[order - 1, place])
+    start = int(index.starts[order - 1, position])
     following = index.text[start : start + num_drafts].tolist()
     return list(itertools.takewhile(lambda token: token != SEPARATOR, following))
 
@@ -90,7 +90,7 @@ def test_a_corpus_keeps_the_latest_outputs_that_fit(outputs: list[list[int]], ma
     cut = [output[-(max_tokens - 1) :] for output in outputs]
     kept: list[list[int]] = []
     for output in reversed(cut):
-        if sum(len(one) + 1 for one in [*kept, output]) > max_tokens:
+        if sum(len(finished) + 1 for finished in [*kept, output]) > max_tokens:
             break
         kept.insert(0, output)
     assert [output.tolist() for output in corpus._outputs] == [[*output, SEPARATOR] for output in kept]
@@ -118,7 +118,7 @@ def test_the_index_is_due_when_an_eighth_of_the_corpus_is_new() -> None:
     assert due[:8] == [True] * 8
     assert due[8:17] == [False, True] * 4 + [False]
     # The corpus holds 100 outputs at most, of which 13 are an eighth.
-    assert [place for place in range(120, 200) if due[place]] == list(range(120 + due[120:].index(True), 200, 13))
+    assert [index for index in range(120, 200) if due[index]] == list(range(120 + due[120:].index(True), 200, 13))
 
 
 # --- the drafter -----------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_an_engine_that_follows_another_one_continues_with_its_outputs() -> None
 def test_tensors_of_the_index_never_change_their_size(size: int) -> None:
     drafter, _ = opened([1, 2], size=size)
     tensors = (drafter._corpus_text, drafter._keys, drafter._starts)
-    before = [(one.data_ptr(), one.shape) for one in tensors]
+    before = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
     for number in range(30):
         drafter.finished([number % 7] * (1 + number % 5) + [2])
-    assert [(one.data_ptr(), one.shape) for one in tensors] == before
+    assert [(tensor.data_ptr(), tensor.shape) for tensor in tensors] == before

@@ -57,7 +57,7 @@ def words(count: int) -> str:
 @given(st.lists(st.integers(1, 120), max_size=30), st.integers(1, 9), st.integers(1, 60))
 @example([1, 200, 1, 300, 1], 3, 10)
 @example([90, 90, 90], 9, 10)
-def test_every_request_is_answered_once_in_its_order_and_no_more_than_a_few_forwards_lie_encoded(
+def test_every_request_is_admitted_once_in_order_and_encoded_prompts_are_bounded(
     lengths: list[int], num_free: int, bound: int
 ) -> None:
     target = CountingTarget()
@@ -72,13 +72,15 @@ def test_every_request_is_answered_once_in_its_order_and_no_more_than_a_few_forw
         columns = [lanes[0].length for lanes in {id(lanes): lanes for lanes in some.lanes}.values()]
         assert sum(columns[:-1]) < NUM_ENCODED_FORWARDS * bound
         assert all(n <= 100 for n in columns)
-        taken += [(one.sample_id, lanes[0].length) for one, lanes in zip(some.requests, some.lanes, strict=True)]
-        refused += [one.sample_id for one in some.refused]
+        taken += [
+            (request.sample_id, lanes[0].length) for request, lanes in zip(some.requests, some.lanes, strict=True)
+        ]
+        refused += [request.sample_id for request in some.refused]
     assert taken == [(str(i), n) for i, n in enumerate(lengths) if n <= 100]
     assert refused == [str(i) for i, n in enumerate(lengths) if n > 100]
 
 
-def test_equal_prompts_are_encoded_once_and_handed_on_as_one() -> None:
+def test_equal_prompts_are_encoded_once_and_share_their_lanes() -> None:
     target = CountingTarget()
     admission = Admission(target, 100, 50)  # type: ignore[arg-type]
     prompts = ["a b", "c d e", "a b", "a b", "c d e"]
@@ -124,14 +126,17 @@ def test_outputs_do_not_depend_on_the_bound_and_no_forward_exceeds_it(
     assert engine.stats.num_admitted == 9
 
 
-def test_a_refused_request_and_one_that_ends_at_once_leave_their_places_to_others() -> None:
+def test_refused_requests_and_requests_that_end_at_once_free_their_slots() -> None:
     fine = checks.requests("llama", 6)
     long = Request("long", " ".join(["w5"] * 200), sampling=SHORT)
     brief = replace(fine[0], sample_id="brief", sampling=Sampling(max_new_tokens=1))
     engine = make(2, 16, "llama")
-    done = {one.sample_id: one for one in engine.run([long, brief, *fine, replace(long, sample_id="longer")])}
+    done = {
+        completion.sample_id: completion
+        for completion in engine.run([long, brief, *fine, replace(long, sample_id="longer")])
+    }
     assert len(done) == 9
-    assert {key for key, one in done.items() if one.error} == {"long", "longer"}
+    assert {key for key, completion in done.items() if completion.error} == {"long", "longer"}
     for request in [brief, *fine]:
         assert done[request.sample_id].token_ids == checks.generated("llama", request, engine.target.eos_ids)
 
@@ -139,8 +144,8 @@ def test_a_refused_request_and_one_that_ends_at_once_leave_their_places_to_other
 def test_of_equal_prompts_only_those_are_refused_whose_output_does_not_fit() -> None:
     prompt = " ".join(["w5"] * 60)
     wanted = [Request(f"{n}", prompt, sampling=Sampling(max_new_tokens=n, ignore_eos=True)) for n in (8, 90, 30)]
-    done = {one.sample_id: one for one in make(3, 8192, "llama").run(wanted)}
-    assert {key: one.error is None for key, one in done.items()} == {"8": True, "90": False, "30": True}
+    done = {completion.sample_id: completion for completion in make(3, 8192, "llama").run(wanted)}
+    assert {key: completion.error is None for key, completion in done.items()} == {"8": True, "90": False, "30": True}
     assert done["30"].token_ids == checks.generated("llama", wanted[2], frozenset())
     assert done["8"].token_ids == done["30"].token_ids[:8]
 
@@ -156,7 +161,7 @@ class Idle(PromptThread):
         return PendingPrompt(Future(), SideStream())
 
 
-def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
+def test_a_step_prefetches_a_bounded_number_of_waiting_requests() -> None:
     target = CountingTarget()
     target.prompt_thread = thread = Idle()
     admission = Admission(target, 100, 50)  # type: ignore[arg-type]
@@ -185,7 +190,9 @@ def llama_engine(thread: PromptThread | None, slots: int, monkeypatch: pytest.Mo
 
 
 def distinct(count: int) -> list[Request]:
-    return [replace(one, prompt=f"{one.prompt} w{n}") for n, one in enumerate(checks.requests("llama", count))]
+    return [
+        replace(request, prompt=f"{request.prompt} w{n}") for n, request in enumerate(checks.requests("llama", count))
+    ]
 
 
 def test_free_slots_are_filled_by_one_prefill_while_nothing_decodes(monkeypatch: pytest.MonkeyPatch) -> None:

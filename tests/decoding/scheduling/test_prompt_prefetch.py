@@ -63,78 +63,78 @@ class ToOrder:
 
 
 def rows(prompts: Iterable[str]) -> list[Request]:
-    return [Request(str(place), prompt) for place, prompt in enumerate(prompts)]
+    return [Request(str(index), prompt) for index, prompt in enumerate(prompts)]
 
 
-def test_equal_prompts_are_made_once_in_the_order_of_their_requests() -> None:
-    one = ToOrder(100)
+def test_equal_prompts_are_prepared_once_in_the_order_of_their_requests() -> None:
+    setup = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 a", "3 c", "3 b"])
-    one.prefetcher.prefetch(wanted)
-    one.thread.work()
-    assert one.made == ["3 a", "3 b", "3 c"]
-    found = [one.prefetcher.take(request) for request in wanted]
-    assert found[0] is found[2]
-    assert found[1] is found[4]
-    assert one.made == ["3 a", "3 b", "3 c"]
+    setup.prefetcher.prefetch(wanted)
+    setup.thread.work()
+    assert setup.made == ["3 a", "3 b", "3 c"]
+    prompts = [setup.prefetcher.take(request) for request in wanted]
+    assert prompts[0] is prompts[2]
+    assert prompts[1] is prompts[4]
+    assert setup.made == ["3 a", "3 b", "3 c"]
 
 
-def test_no_more_are_begun_than_may_lie_made_and_no_more_than_a_few_are_unmade() -> None:
-    one = ToOrder(10)
-    wanted = rows(f"4 {place}" for place in range(40))
-    one.prefetcher.prefetch(wanted)
-    assert len(one.thread.queue) == MAX_PENDING
-    one.thread.work(1)
-    one.prefetcher.prefetch(wanted)
-    assert len(one.thread.queue) == MAX_PENDING
-    one.thread.work()
+def test_the_numbers_of_prepared_and_pending_prompts_are_bounded() -> None:
+    setup = ToOrder(10)
+    wanted = rows(f"4 {index}" for index in range(40))
+    setup.prefetcher.prefetch(wanted)
+    assert len(setup.thread.queue) == MAX_PENDING
+    setup.thread.work(1)
+    setup.prefetcher.prefetch(wanted)
+    assert len(setup.thread.queue) == MAX_PENDING
+    setup.thread.work()
     for _ in range(3):
-        one.prefetcher.prefetch(wanted)
-    assert not one.thread.queue
-    assert len(one.made) == 1 + MAX_PENDING
+        setup.prefetcher.prefetch(wanted)
+    assert not setup.thread.queue
+    assert len(setup.made) == 1 + MAX_PENDING
     # The first three are admitted: of the others, ten columns still lie made.
-    one.prefetcher.prefetch(wanted[3:])
-    assert not one.thread.queue
-    one.prefetcher.prefetch(wanted[8:])
-    assert len(one.thread.queue) == MAX_PENDING
+    setup.prefetcher.prefetch(wanted[3:])
+    assert not setup.thread.queue
+    setup.prefetcher.prefetch(wanted[8:])
+    assert len(setup.thread.queue) == MAX_PENDING
 
 
-def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> None:
-    one = ToOrder(10)
+def test_a_refused_prompt_takes_no_capacity_and_raises_at_every_take() -> None:
+    setup = ToOrder(10)
     wanted = rows(["bad", "3 a"])
-    one.prefetcher.prefetch(wanted)
-    one.thread.work()
+    setup.prefetcher.prefetch(wanted)
+    setup.thread.work()
     for _ in range(2):
         with pytest.raises(ValueError, match="invalid literal"):
-            one.prefetcher.take(wanted[0])
-    assert one.prefetcher.take(wanted[1]).lanes[0].length == 3
-    one.prefetcher.prefetch([*wanted, *rows(["3 b"])])
-    assert len(one.thread.queue) == 1
+            setup.prefetcher.take(wanted[0])
+    assert setup.prefetcher.take(wanted[1]).lanes[0].length == 3
+    setup.prefetcher.prefetch([*wanted, *rows(["3 b"])])
+    assert len(setup.thread.queue) == 1
 
 
-def test_prompts_that_are_no_longer_expected_are_not_made_and_not_kept() -> None:
-    one = ToOrder(100)
+def test_prompts_that_are_no_longer_expected_are_neither_prepared_nor_kept() -> None:
+    setup = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 c"])
-    one.prefetcher.prefetch(wanted)
-    one.thread.work(1)
-    one.prefetcher.prefetch([wanted[2]])
-    one.thread.work()
-    assert one.made == ["3 a", "3 c"]
-    assert list(one.prefetcher._prompts.values()) == [one.prefetcher._by_request[id(wanted[2])][1]]
-    one.prefetcher.prefetch([])
-    assert not one.prefetcher._prompts
-    assert not one.prefetcher._by_request
+    setup.prefetcher.prefetch(wanted)
+    setup.thread.work(1)
+    setup.prefetcher.prefetch([wanted[2]])
+    setup.thread.work()
+    assert setup.made == ["3 a", "3 c"]
+    assert list(setup.prefetcher._prompts.values()) == [setup.prefetcher._by_request[id(wanted[2])][1]]
+    setup.prefetcher.prefetch([])
+    assert not setup.prefetcher._prompts
+    assert not setup.prefetcher._by_request
 
 
-def test_pixels_are_looked_at_once_for_a_request_however_often_it_is_expected() -> None:
-    one = ToOrder(100)
+def test_the_pixels_of_an_expected_request_are_hashed_once() -> None:
+    setup = ToOrder(100)
     wanted = rows(["3 a", "3 b"])
-    one.prefetcher.prefetch(wanted)
-    num_looks = len(one.looked)
+    setup.prefetcher.prefetch(wanted)
+    num_looks = len(setup.looked)
     for _ in range(9):
-        one.prefetcher.prefetch(wanted)
-    one.thread.work()
-    one.prefetcher.take(wanted[0])
-    assert len(one.looked) == num_looks <= 4
+        setup.prefetcher.prefetch(wanted)
+    setup.thread.work()
+    setup.prefetcher.take(wanted[0])
+    assert len(setup.looked) == num_looks <= 4
 
 
 @settings(deadline=None)
@@ -142,21 +142,21 @@ def test_pixels_are_looked_at_once_for_a_request_however_often_it_is_expected() 
     st.lists(st.integers(1, 9), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 6)), max_size=30),
 )
-def test_whatever_the_turns_every_request_gets_its_own_prompt(
+def test_every_request_gets_its_own_prompt_in_any_order_of_operations(
     lengths: list[int], turns: list[tuple[int, int, int]]
 ) -> None:
-    one = ToOrder(12)
+    setup = ToOrder(12)
     waiting = deque(rows(f"{length} x" for length in lengths))
     for num_made, num_taken, num_expected in turns:
-        one.prefetcher.prefetch(list(waiting)[:num_expected])
-        assert sum(coming.num_columns is None for coming in one.prefetcher._prompts.values()) <= MAX_PENDING
-        one.thread.work(num_made)
+        setup.prefetcher.prefetch(list(waiting)[:num_expected])
+        assert sum(coming.num_columns is None for coming in setup.prefetcher._prompts.values()) <= MAX_PENDING
+        setup.thread.work(num_made)
         for _ in range(min(num_taken, len(waiting))):
             request = waiting.popleft()
-            if one.prefetcher._find(request) is None:
-                one.prefetcher._submit(request)
-            one.thread.work()
-            assert one.prefetcher.take(request).lanes[0].length == int(request.prompt.split()[0])
+            if setup.prefetcher._find(request) is None:
+                setup.prefetcher._submit(request)
+            setup.thread.work()
+            assert setup.prefetcher.take(request).lanes[0].length == int(request.prompt.split()[0])
 
 
 class Noted(SideStream):
@@ -181,7 +181,7 @@ class Noted(SideStream):
         self.events.append((mark, [tensor.data_ptr() for tensor in tensors]))
 
 
-def test_prompts_made_on_a_stream_are_synchronised_when_taken() -> None:
+def test_prompts_prepared_on_a_stream_are_synchronised_when_taken() -> None:
     thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)
@@ -197,11 +197,11 @@ def test_prompts_made_on_a_stream_are_synchronised_when_taken() -> None:
     *before, (mark, handed) = noted.events
     assert before == ["used", "made", "marked"]
     assert mark == "mark"
-    assert handed == [one.data_ptr() for one in held if one is not None]
+    assert handed == [prefix.data_ptr() for prefix in held if prefix is not None]
     assert len(handed) == 7
 
 
-def test_a_prompt_is_made_when_the_device_has_made_it_and_a_refusal_at_once() -> None:
+def test_a_prompt_is_ready_after_its_device_event_and_a_refusal_at_once() -> None:
     thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)

@@ -40,13 +40,13 @@ def test_a_prompt_that_is_not_ready_leaves_the_refill_due() -> None:
 
 
 @pytest.mark.parametrize("prefill_steps", [0.0, 2.0])
-def test_nothing_waits_while_nothing_decodes(prefill_steps: float) -> None:
+def test_a_refill_is_due_at_once_if_nothing_decodes(prefill_steps: float) -> None:
     assert Refill(8, prefill_steps).is_due(8, 1, False)
     assert not Refill(8, prefill_steps).is_due(8, 0, False)
 
 
 @given(st.integers(1, 64), st.lists(st.tuples(st.integers(1, 64), st.integers(1, 9)), min_size=1, max_size=50))
-def test_without_a_price_every_free_slot_is_filled(num_slots: int, counts: list[tuple[int, int]]) -> None:
+def test_without_a_prefill_cost_every_free_slot_is_refilled(num_slots: int, counts: list[tuple[int, int]]) -> None:
     refill = Refill(num_slots, 0.0)
     assert all(refill.is_due(min(free, num_slots), waiting, True) for free, waiting in counts)
 
@@ -103,7 +103,7 @@ def run(prefill_steps: float, monkeypatch: pytest.MonkeyPatch, wanted: list[Requ
     prefill = engine._prefill
     monkeypatch.setattr(engine, "_prefill", lambda *given: admissions.append(given) or prefill(*given))
     done = checks.run(engine, wanted)
-    return {key: one.token_ids for key, one in done.items()}, len(admissions)
+    return {key: completion.token_ids for key, completion in done.items()}, len(admissions)
 
 
 def test_fewer_prefills_give_the_same_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from models.backends.cuda.backend import CudaBackend
 from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks, images
+from tests.conformance.catch_up import MIXED
 from tests.conformance.erratic import Erratic, unsettled
 from tests.conformance.methods import FAST, METHODS
-from tests.conformance.resting import MIXED
 from tests.covering import tiers
 from tests.models.backends.cuda.test_graphs import TapeRecorder, captured
 from tests.models.plain_tree_kernel import plain
@@ -59,11 +59,16 @@ def decode(
     for first in range(0, len(wanted), 4):
         # Slots become empty in between, in different orders.
         done |= checks.run(engine, wanted[first : first + 4])
-    found = {
-        key: (one.token_ids, one.mean_logprob, one.telemetry.acceptance_histogram, one.telemetry.drafter_forwards)
-        for key, one in done.items()
+    results = {
+        key: (
+            completion.token_ids,
+            completion.mean_logprob,
+            completion.telemetry.acceptance_histogram,
+            completion.telemetry.drafter_forwards,
+        )
+        for key, completion in done.items()
     }
-    return found, engine._runner
+    return results, engine._runner
 
 
 @tiers("name, family, mode", CASES, list(MODES), strength=1, fast=FAST)
@@ -109,7 +114,7 @@ def test_steps_with_processors_are_replayed(
     assert decode(name, "llama", sampling)[0] == got
 
 
-def resting(method: Method) -> Method:
+def with_pauses(method: Method) -> Method:
     """The method with steps without drafts, alone and several in a row."""
     return unsettled(method, pattern=MIXED)
 
@@ -119,10 +124,10 @@ def test_steps_without_drafts_are_replayed_too(
     name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
-    got, runner = decode(name, "llama", Sampling(ignore_eos=True), resting)
+    got, runner = decode(name, "llama", Sampling(ignore_eos=True), with_pauses)
     assert {key[2] for key in runner._recordings} >= {0, 1}
     monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
-    assert decode(name, "llama", Sampling(ignore_eos=True), resting)[0] == got
+    assert decode(name, "llama", Sampling(ignore_eos=True), with_pauses)[0] == got
 
 
 @tiers("method, mode", list(images.METHODS), list(images.MODES), strength=1)
@@ -146,7 +151,7 @@ def test_a_recording_contains_the_forwards_of_captured_decoders(
 ) -> None:
     """A recorded step replays no graph of a decoder: it has the kernels of the forward itself."""
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 2)
-    found = []
+    results = []
     for most in (0, 64):
         monkeypatch.setattr(replay, "MAX_RECORDINGS", most)
         target, drafter = toys.target("llava"), toys.perturbed("llava", 0.02)
@@ -156,8 +161,8 @@ def test_a_recording_contains_the_forwards_of_captured_decoders(
         done = checks.run(engine, checks.requests("llava", 8, longest=32))
         assert all(run.num_recordings > 0 for run in runs)
         assert (engine._runner.num_recordings > 0) == (most > 0)
-        found.append({key: one.token_ids for key, one in done.items()})
-    assert found[0] == found[1]
+        results.append({key: completion.token_ids for key, completion in done.items()})
+    assert results[0] == results[1]
 
 
 def break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,11 +187,11 @@ def test_planted_faults_are_found(
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     with monkeypatch.context() as planted:
         planted.setattr(replay, "MAX_RECORDINGS", 0)
-        expected, _ = decode("sd-chain", "llava", SAMPLED, resting, 24)
+        expected, _ = decode("sd-chain", "llava", SAMPLED, with_pauses, 24)
     with monkeypatch.context() as planted:
         fault(planted)
         try:
-            got, _ = decode("sd-chain", "llava", SAMPLED, resting, 24)
+            got, _ = decode("sd-chain", "llava", SAMPLED, with_pauses, 24)
         except Exception:
             got = {}
     assert (got == expected) == (fault is break_nothing)
@@ -210,7 +215,7 @@ def test_a_step_that_cannot_be_recorded_is_launched(
     assert got == expected
     assert runner.recorder is None
     assert runner.num_recordings == 0
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "steps are launched kernel by kernel, which is slower: this method cannot be recorded: "
         "operation not permitted when stream is capturing"
     ]
@@ -224,8 +229,8 @@ def test_steps_with_many_logits_are_launched(
 ) -> None:
     monkeypatch.setattr(replay, "MAX_LOGITS", most)
     engine = Engine(toys.target("llama"), METHODS["sd-chain"][0]("llama"), 3, 160)
-    for one in checks.requests("llama", 3, longest=32):
-        engine.submit(one)
+    for request in checks.requests("llama", 3, longest=32):
+        engine.submit(request)
     engine.step()
     engine.step()
     assert any(key[0] == 3 for key in engine._runner._counts) == is_recorded
@@ -250,11 +255,11 @@ def test_controllers_do_not_measure_steps_before_the_first_replay(
 
     monkeypatch.setattr(StepRunner, "_key_of", noted)
     decode("sd-chain", "llama", Sampling(ignore_eos=True), watched)
-    found = [one.is_late for one in controllers[0].outcomes]
-    seen = [keys[: place + 1].count(key) for place, key in enumerate(keys)]
+    are_late = [outcome.is_late for outcome in controllers[0].outcomes]
+    seen = [keys[: index + 1].count(key) for index, key in enumerate(keys)]
     assert max(seen) > replay.NUM_LAUNCHED + 2
     # Without a key, a step is as fast as it will be.
-    assert found == [
+    assert are_late == [
         key is not None and number <= replay.NUM_LAUNCHED + 1 for key, number in zip(keys, seen, strict=True)
     ]
 

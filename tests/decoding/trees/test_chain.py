@@ -41,7 +41,7 @@ def grown(policy: Chain, scores: Tensor, depths: Tensor | None) -> DraftTree:
     return policy.finish()
 
 
-def test_drafts_end_at_nothing_at_no_number_and_at_the_rows_depth(has_loops: bool) -> None:
+def test_drafts_end_at_minus_infinity_at_nan_and_at_the_depth_of_the_row(has_loops: bool) -> None:
     scores = torch.randn(5, 4, V, generator=torch.Generator().manual_seed(1))
     scores[1, 2] = -torch.inf
     scores[2, 1, 3] = torch.nan
@@ -64,7 +64,7 @@ def test_drafts_end_at_nothing_at_no_number_and_at_the_rows_depth(has_loops: boo
     assert tree.tokens[:, 0].tolist() == [8] * 5
 
 
-def test_without_depths_all_sound_drafts_count_once_they_are_asked_for(has_loops: bool) -> None:
+def test_without_depths_all_finite_drafts_are_valid(has_loops: bool) -> None:
     scores = torch.randn(2, 3, V, generator=torch.Generator().manual_seed(2))
     tree = grown(Chain(3), scores, None)
     assert tree.valid.all()
@@ -73,7 +73,7 @@ def test_without_depths_all_sound_drafts_count_once_they_are_asked_for(has_loops
     assert bounded.num_drafted.tolist() == [1, 3]
 
 
-def test_shorter_and_longer_chains_take_turns(has_loops: bool) -> None:
+def test_chains_of_changing_lengths_keep_their_own_constants(has_loops: bool) -> None:
     """What is made once for all chains of a size is not another size's."""
     policy = Chain(3)
     for levels in (2, 3, 1, 2):

@@ -38,22 +38,22 @@ def plan(probs: Tensor, rules: SageSettings = PAPER, max_depth: int = 8) -> Inde
 
 def paths(tree: IndexTree, row: int = 0) -> list[tuple[int, ...]]:
     """The valid nodes of one row as paths of ranks, in order."""
-    found: list[tuple[int, ...]] = []
+    node_paths: list[tuple[int, ...]] = []
     for node, parent in enumerate(tree.parents[row].tolist()):
         if parent < 0:
-            found.append(())
+            node_paths.append(())
         else:
-            found.append((*found[parent], int(tree.ranks[row, node])))
-    return [path for path, real in zip(found, tree.valid[row].tolist(), strict=True) if real and path]
+            node_paths.append((*node_paths[parent], int(tree.ranks[row, node])))
+    return [path for path, real in zip(node_paths, tree.valid[row].tolist(), strict=True) if real and path]
 
 
-def test_confidence_of_known_entropies() -> None:
+def test_the_confidence_equals_that_of_known_entropies() -> None:
     # H = ln 10, 0, ln 2: α = 1 − H / ln 10.
     expected = [0.0, 1.0, 1 - math.log(2) / math.log(10)]
     assert confidence(torch.stack([FLAT, CERTAIN, HALVES])).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_depth_and_width_of_known_confidences() -> None:
+def test_depth_and_width_equal_those_of_known_confidences() -> None:
     alpha = torch.tensor([0.0, 0.5, 1.0, 0.69897])
     depth = real_depth(alpha, torch.tensor([8, 8, 8, 8]), PAPER)
     assert depth.tolist() == pytest.approx([3.0, 5.5, 8.0, 6.49485])
@@ -109,7 +109,7 @@ def test_a_certain_distribution_gives_a_chain_of_depth_eight() -> None:
     assert paths(plan(CERTAIN)) == [(0,) * depth for depth in range(1, 9)]
 
 
-def test_halves_fill_the_levels_as_the_rules_say() -> None:
+def test_a_distribution_of_halves_gives_the_levels_of_the_rules() -> None:
     # α = 0.699, D = 6.49, W = 4.41, θ_l = 0.0154 l. Level 2 allows 4.41 / 2 = 2.2 → 2 children, level 3 1.47 → 1.
     # Cumulative: .5, .25, then .25 · .5 = .125, .0625 on level 4 (above .0616), .031 on level 5 (below .077).
     tree = plan(HALVES)
@@ -158,19 +158,19 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
     tree = plan_tree(probs, alpha, torch.full((len(weights),), max_depth), rules)
     depth = real_depth(alpha, torch.tensor(max_depth), rules)
     for row in range(len(weights)):
-        found = paths(tree, row)
-        assert len(set(found)) == len(found) <= rules.max_nodes
-        assert (0,) in found, "every row drafts something"
-        assert [len(path) for path in found] == sorted(len(path) for path in found)
-        places: dict[int, list[int]] = {}
+        node_paths = paths(tree, row)
+        assert len(set(node_paths)) == len(node_paths) <= rules.max_nodes
+        assert (0,) in node_paths, "every row drafts something"
+        assert [len(path) for path in node_paths] == sorted(len(path) for path in node_paths)
+        positions: dict[int, list[int]] = {}
         for node in range(tree.valid.shape[1]):
             if tree.expanded[row, node]:
-                places.setdefault(int(tree.depth[row, node]), []).append(int(tree.place[row, node]))
-        for level, taken in places.items():
-            assert taken == list(range(len(taken))), "frontier places are dense"
+                positions.setdefault(int(tree.depth[row, node]), []).append(int(tree.frontier_index[row, node]))
+        for level, taken in positions.items():
+            assert taken == list(range(len(taken))), "frontier indices are dense"
             assert level == 0 or len(taken) <= rules.max_expanded
-        for path in found:
-            assert not path[:-1] or path[:-1] in found, "a node without its parent"
+        for path in node_paths:
+            assert not path[:-1] or path[:-1] in node_paths, "a node without its parent"
             level = len(path)
             assert level <= int(whole_depth(depth)[row])
             chance = math.prod(float(probs[row, rank]) for rank in path)
@@ -187,7 +187,7 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
             assert not is_tested or tested > float(level_threshold(level, depth, rules)[row]) - 1e-6
     alone = [plan_tree(probs[row : row + 1], alpha[row : row + 1], torch.tensor([max_depth]), rules) for row in
              range(len(weights))]  # fmt: skip
-    assert torch.equal(tree.parents, torch.cat([one.parents for one in alone])), "a row depends on the others"
+    assert torch.equal(tree.parents, torch.cat([single.parents for single in alone])), "a row depends on the others"
 
 
 def test_a_threshold_that_gates_expansion_keeps_children_below_it_and_gives_them_none() -> None:
@@ -219,13 +219,13 @@ def test_certainty_leaves_a_chain_whichever_way_the_threshold_gates() -> None:
     assert paths(plan(CERTAIN, rules)) == sorted([*chain, (1,), (0, 1)], key=lambda path: (len(path), path))
 
 
-def test_25_nodes_hold_every_plan_that_64_hold() -> None:
+def test_plans_of_64_nodes_fit_into_25() -> None:
     probs = many_distributions()
     wide, narrow = (
         plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_nodes=nodes))
         for nodes in (64, 25)
     )
-    for name in ("parents", "ranks", "depth", "valid", "expanded", "place"):
+    for name in ("parents", "ranks", "depth", "valid", "expanded", "frontier_index"):
         assert torch.equal(getattr(wide, name)[:, :26], getattr(narrow, name)), name
     assert not wide.valid[:, 26:].any()
 

@@ -88,7 +88,7 @@ def trees(draw: st.DrawFn) -> TreeNodes:
 
 def attended(backend: Backend, nodes: TreeNodes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions, mixed values, and the cache after one layer on a copy of the cache."""
-    keys, values = (one.clone() for one in nodes.cache.layer(0))
+    keys, values = (tensor.clone() for tensor in nodes.cache.layer(0))
     cache = RaggedCache(len(keys), WINDOW, 1, torch.device("cpu"))
     cache.keys, cache.values = [keys], [values]
     step, positions = backend.place(replace(nodes, cache=cache))
@@ -109,8 +109,8 @@ def test_trees_are_placed_and_attended(backend: Backend, nodes: TreeNodes) -> No
     assert torch.equal(positions, expected_positions)
     eps = torch.finfo(nodes.dtype).eps
     torch.testing.assert_close(mixed, expected, rtol=4 * eps, atol=8 * eps)
-    for one, other in zip(cache, expected_cache, strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(cache, expected_cache, strict=True):
+        assert torch.equal(first, other)
 
 
 NUMBERS = [0.0, 1.0, -1.0, 3.5, -90.0, 3e38, -torch.inf, torch.inf, torch.nan]
@@ -124,8 +124,8 @@ def test_chains_are_cut(backend: Backend, data: st.DataObject) -> None:
     best = torch.tensor(data.draw(st.lists(numbers, min_size=b * num_nodes, max_size=b * num_nodes))).view(b, num_nodes)
     best[:, 0] = 0.0
     depths = torch.tensor(data.draw(st.lists(st.integers(0, 8), min_size=2 * b, max_size=2 * b)))[::2]
-    for one, other in zip(backend.cut_chain(best, depths), REFERENCE.cut_chain(best, depths), strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(backend.cut_chain(best, depths), REFERENCE.cut_chain(best, depths), strict=True):
+        assert torch.equal(first, other)
 
 
 def compare_verdicts(result: ChainVerdict, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
@@ -187,7 +187,9 @@ def test_results_are_copied_to_the_host(backend: Backend, data: st.DataObject | 
 
 def states_of(lanes: LaneModel, target: Any) -> list[Tensor]:
     """States of prefills and tree forwards of several batch sizes and tree sizes."""
-    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests("llava", 4)]
+    prefixes = [
+        target.encode(request.prompt, request.images, request.videos) for request in checks.requests("llava", 4)
+    ]
     states = []
     with torch.inference_mode():
         for num_slots, num_nodes in ((4, 3), (2, 1), (1, 4), (4, 3), (3, 5)):

@@ -32,7 +32,7 @@ KINDS = 6
 """Prompts of one row and of several; steps of one row or several, with one node or several."""
 
 
-def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_pass_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     made: list[weakref.ref[LayerGraph]] = []
     compile_graph = layer_graph._compile
@@ -60,7 +60,7 @@ def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.Monkey
     passes = []
     for _ in range(3):
         before = len(made)
-        done = {one.sample_id: one.token_ids for one in engine.run(requests)}
+        done = {completion.sample_id: completion.token_ids for completion in engine.run(requests)}
         passes.append((len(made) - before, done))
     assert passes[0][0] > 0
     assert passes[2][0] == 0, "the third pass compiled"

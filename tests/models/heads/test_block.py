@@ -43,33 +43,33 @@ def batch(num_generated: int) -> SlotBatch:
 @pytest.mark.parametrize("case", ["dflash", "dflash_speculators", "dflash_speculators_sliding"])
 def test_two_blocks_equal_those_of_the_public_code(case: str) -> None:
     network = load(RECORDED / case)
-    found = load_file(RECORDED / case / "recorded.safetensors")
+    tensors = load_file(RECORDED / case / "recorded.safetensors")
     assert network.feature_layers == (2, 4, 5), "both formats name the same states of the target"
-    projected = network.project(found["features"])
-    torch.testing.assert_close(projected, found["context.projected"], atol=1e-5, rtol=1e-5)
+    projected = network.project(tensors["features"])
+    torch.testing.assert_close(projected, tensors["context.projected"], atol=1e-5, rtol=1e-5)
     embedding: Any = torch.nn.Embedding(VOCAB, network.hidden_size)
     head = torch.nn.Linear(network.hidden_size, VOCAB, bias=False)
-    if "target.embed_tokens" in found:
-        embedding.weight.copy_(found["target.embed_tokens"])
-    if "target.lm_head" in found:
-        head.weight.copy_(found["target.lm_head"])
+    if "target.embed_tokens" in tensors:
+        embedding.weight.copy_(tensors["target.embed_tokens"])
+    if "target.lm_head" in tensors:
+        head.weight.copy_(tensors["target.lm_head"])
     embed, output = network.embedding(embedding), network.output_layer(head, VOCAB)
     lanes, size = LaneModel(network.context, output, 1, 1, 64), network.shape.block_size
     run, ids = DecoderRunner(network), torch.arange(FIRST)
     lanes.admit(batch(1), [[Prefix(ids, projected[:FIRST], ids, ids < 0)]])
     for name, start, end in (("first", FIRST, FIRST), ("second", FIRST, len(projected))):
         if more := end - start:
-            places = torch.arange(more)
-            causal = (places[:, None] >= places)[None]
-            lanes.forward_embeds(batch(1 + more), projected[None, start:end], places[None], causal)
-            lanes.commit(batch(1 + more), places[None, :0], torch.tensor([more]))
+            positions = torch.arange(more)
+            causal = (positions[:, None] >= positions)[None]
+            lanes.forward_embeds(batch(1 + more), projected[None, start:end], positions[None], causal)
+            lanes.commit(batch(1 + more), positions[None, :0], torch.tensor([more]))
         depth, everything = torch.arange(size)[None], torch.ones(1, size, size, dtype=torch.bool)
-        inputs = embed(found[f"{name}.ids"])[None]
+        inputs = embed(tensors[f"{name}.ids"])[None]
         hidden = lanes.forward_embeds(batch(1 + more), inputs, depth, everything, 0, run)[0, 0]
-        torch.testing.assert_close(hidden, found[f"{name}.hidden"], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(hidden, tensors[f"{name}.hidden"], atol=1e-4, rtol=1e-4)
         logits = output(hidden[1:])
-        assert torch.equal(logits.argmax(-1), found[f"{name}.tokens"])
-        torch.testing.assert_close(logits[:, network.token_ids], found[f"{name}.logits"], atol=1e-4, rtol=1e-4)
+        assert torch.equal(logits.argmax(-1), tensors[f"{name}.tokens"])
+        torch.testing.assert_close(logits[:, network.token_ids], tensors[f"{name}.logits"], atol=1e-4, rtol=1e-4)
         assert bool((logits.isinf().sum(-1) == VOCAB - len(network.token_ids)).all())
 
 
@@ -132,12 +132,16 @@ REFUSED: list[tuple[str, Change, str]] = [
     (DFLASH, without("fc.weight"), "fc.weight is missing"),
     (DFLASH, configured("num_hidden_layers", 1), "layer_types must name full_attention or"),
     (DFLASH, lambda config, _: config.update(num_hidden_layers=1, layer_types=[FULL]), "layers.1.* is not known"),
-    (DFLASH, with_tensor("fc.weight", lambda one: one[:, :64]), r"fc.weight has shape \[32, 64\] instead of"),
+    (DFLASH, with_tensor("fc.weight", lambda tensor: tensor[:, :64]), r"fc.weight has shape \[32, 64\] instead of"),
     (DFLASH, with_tensor("norm.weight", spoiled), "norm.weight has values that are not finite"),
     (SPECULATORS, without("lm_head.weight"), "lm_head.weight is missing"),
     (SPECULATORS, without("d2t"), "d2t is missing"),
-    (SPECULATORS, with_tensor("d2t", lambda one: one + 64), "d2t names token"),
-    (SPECULATORS, with_tensor("d2t", lambda one: -torch.arange(len(one))), "d2t maps two draft tokens to one token"),
+    (SPECULATORS, with_tensor("d2t", lambda tensor: tensor + 64), "d2t names token"),
+    (
+        SPECULATORS,
+        with_tensor("d2t", lambda tensor: -torch.arange(len(tensor))),
+        "d2t maps two draft tokens to one token",
+    ),
 ]
 
 

@@ -39,8 +39,8 @@ def decoded(task: BlockTask, target: Target, sample: TrainingSample, anchor: int
     network, ids = task.network, sample.prefix.token_ids
     features = teach_states(target, [sample], task.feature_layers).features[0]
     lanes = LaneModel(network.context, task.head, 1, 1, len(ids) + SIZE)
-    places = torch.arange(anchor)
-    lanes.admit(SLOTS, [[Prefix(ids[:anchor], network.project(features[:anchor]), places, places < 0)]])
+    positions = torch.arange(anchor)
+    lanes.admit(SLOTS, [[Prefix(ids[:anchor], network.project(features[:anchor]), positions, positions < 0)]])
     block = torch.cat([ids[anchor : anchor + 1], torch.full((SIZE - 1,), MASK)])
     everything, depth = torch.ones(1, SIZE, SIZE, dtype=torch.bool), torch.arange(SIZE)[None]
     embeds = task.embedding(block)[None].float()
@@ -49,16 +49,16 @@ def decoded(task: BlockTask, target: Target, sample: TrainingSample, anchor: int
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_blocks_read_what_decoding_reads(family: str) -> None:
+def test_the_inputs_of_blocks_in_training_equal_those_in_decoding(family: str) -> None:
     target, made = training_samples(family, 4)
     task = fresh(target)
     states = teach_states(target, made, task.feature_layers)
-    found = [anchors_of(sample.wanted) for sample in made]
-    anchors = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=1)
+    anchor_lists = [anchors_of(sample.wanted) for sample in made]
+    anchors = torch.nn.utils.rnn.pad_sequence(anchor_lists, batch_first=True, padding_value=1)
     outputs = task._run(states, states.features, anchors)
     for row, sample in enumerate(made):
-        assert found[row].tolist() == sample.wanted.nonzero()[:-1, 0].tolist()
-        for number, anchor in enumerate(found[row].tolist()):
+        assert anchor_lists[row].tolist() == sample.wanted.nonzero()[:-1, 0].tolist()
+        for number, anchor in enumerate(anchor_lists[row].tolist()):
             expected = decoded(task, target, sample, anchor)
             torch.testing.assert_close(outputs[row, number], expected, rtol=1e-4, atol=1e-4)
 
@@ -75,15 +75,15 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
         for anchor in anchors_of(sample.wanted).tolist():
             outputs = decoded(task, target, sample, anchor)
             for mask in range(1, SIZE):
-                place = anchor + mask
-                if place >= sample.prefix.length or not sample.wanted[place]:
+                position = anchor + mask
+                if position >= sample.prefix.length or not sample.wanted[position]:
                     break
-                probs = target.head(hidden[place - 1]).softmax(-1)
+                probs = target.head(hidden[position - 1]).softmax(-1)
                 logprobs = target.head(outputs[mask]).log_softmax(-1)
                 expected -= math.exp(-(mask - 1) / (SIZE / 2)) * float((probs * logprobs).sum())
                 count += 1
-    found = task.sums(states, torch.zeros_like(states.features))
-    torch.testing.assert_close(found, torch.tensor([expected]), rtol=1e-4, atol=1e-3)
+    sums = task.sums(states, torch.zeros_like(states.features))
+    torch.testing.assert_close(sums, torch.tensor([expected]), rtol=1e-4, atol=1e-3)
     assert sum(task.counts(sample.wanted)[0] for sample in made) == count
 
 
@@ -93,9 +93,9 @@ def test_accuracy_is_that_of_the_first_draft() -> None:
     task = fresh(target)
     states = teach_states(target, made[:1], task.feature_layers)
     logits = task.logits(states)[0]
-    for place in made[0].wanted.nonzero()[1:, 0].tolist():
-        expected = target.head(decoded(task, target, made[0], place - 1)[1])
-        torch.testing.assert_close(logits[place - 2], expected, rtol=1e-4, atol=1e-4)
+    for position in made[0].wanted.nonzero()[1:, 0].tolist():
+        expected = target.head(decoded(task, target, made[0], position - 1)[1])
+        torch.testing.assert_close(logits[position - 2], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, MAX_ANCHORS + 1, MAX_ANCHORS + 2, 10 * MAX_ANCHORS])
@@ -135,7 +135,7 @@ def test_a_drafter_learns_and_the_embedding_stays() -> None:
     assert before + total / 4 < first <= three <= total
 
 
-def test_samples_without_a_block_and_padded_rows_teach_nothing() -> None:
+def test_samples_without_a_block_and_padded_rows_have_no_loss() -> None:
     target, made = training_samples("llava", 2)
     short = make_training_sample(target, made[0].prefix.head(2), [5])
     task = fresh(target)

@@ -19,31 +19,35 @@ VOCAB = 11
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8])
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_chunks_sum_to_the_whole_with_its_gradients(count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_and_gradients_of_chunks_sum_to_those_of_the_batch(
+    count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunks, "MAX_LOGITS", size * VOCAB)
     generator = torch.Generator().manual_seed(count)
-    one, two = (torch.randn(count, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    states, other_states = (torch.randn(count, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     weight, frozen = (torch.randn(VOCAB, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     true = torch.randint(0, VOCAB, (count,), generator=generator)
     scale = torch.tensor([0.3, 2.0], dtype=torch.float64)
     seen = []
 
-    def terms(one: Tensor, two: Tensor, true: Tensor) -> Tensor:
+    def terms(hidden: Tensor, other: Tensor, true: Tensor) -> Tensor:
         seen.append(len(true))
-        first = F.cross_entropy(one @ weight.T + one @ frozen.T, true, reduction="sum")
-        return torch.stack([first, F.cross_entropy(two @ weight.T, true, reduction="sum")])
+        first = F.cross_entropy(hidden @ weight.T + hidden @ frozen.T, true, reduction="sum")
+        return torch.stack([first, F.cross_entropy(other @ weight.T, true, reduction="sum")])
 
-    leaves = [one.requires_grad_(), two.requires_grad_(), weight.requires_grad_()]
-    whole = terms(one, two, true)
+    leaves = [states.requires_grad_(), other_states.requires_grad_(), weight.requires_grad_()]
+    whole = terms(states, other_states, true)
     expected = torch.autograd.grad((whole * scale).sum(), leaves)
     seen.clear()
-    parts = sum_in_chunks(terms, [one, two], [true], [weight, frozen], VOCAB)
+    parts = sum_in_chunks(terms, [states, other_states], [true], [weight, frozen], VOCAB)
     assert max(seen) <= size
     assert sum(seen) == count
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad((parts * scale).sum(), leaves), expected)
     with torch.no_grad():
-        torch.testing.assert_close(sum_in_chunks(terms, [one, two], [true], [weight], VOCAB), whole.detach())
+        torch.testing.assert_close(
+            sum_in_chunks(terms, [states, other_states], [true], [weight], VOCAB), whole.detach()
+        )
 
 
 def test_heads_with_bf16_gemms_learn_in_fp32_weights_and_stay_near_those_in_fp32() -> None:

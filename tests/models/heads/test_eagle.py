@@ -109,17 +109,17 @@ def test_a_loaded_head_computes_the_published_layer(tmp_path: Path, bias: bool, 
 
 def test_safetensors_and_torch_files_load_alike_and_inverse_frequencies_are_passed_over(tmp_path: Path) -> None:
     weights = public_weights() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
-    one = load_head(EAGLE, publish(tmp_path / "one", weights), "auto", CPU)
+    head = load_head(EAGLE, publish(tmp_path / "one", weights), "auto", CPU)
     ref = publish(tmp_path / "two", weights)
     (tmp_path / "two" / "pytorch_model.bin").unlink()
     save_file(weights, tmp_path / "two" / "model.safetensors")
     two = load_head(EAGLE, ref, "auto", CPU)
     assert read_shape(EAGLE, ref).layers.vocab_size == VOCAB
-    for mine, other in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
+    for mine, other in zip(head.state_dict().values(), two.state_dict().values(), strict=True):
         assert torch.equal(mine, other)
 
 
-def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path) -> None:
+def test_saved_heads_have_the_public_names_and_load_back_equal(tmp_path: Path) -> None:
     network = load_head(EAGLE, publish(tmp_path / "one", public_weights()), "auto", CPU)
     save_eagle(network, tmp_path / "two", torch.float16)
     written = torch.load(tmp_path / "two" / "pytorch_model.bin", weights_only=True)

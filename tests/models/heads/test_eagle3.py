@@ -90,10 +90,10 @@ def test_a_drafted_chain_equals_the_public_code(case: str) -> None:
 
 
 def paths(tokens: Tensor, parents: Tensor) -> set[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    lines: list[tuple[int, ...]] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-        found.append((*found[parent], token) if parent >= 0 else ())
-    return set(found)
+        lines.append((*lines[parent], token) if parent >= 0 else ())
+    return set(lines)
 
 
 def grown(drafter: EagleDrafter, policy: DynamicTree, slots: SlotBatch, root: Tensor) -> DraftTree:
@@ -133,8 +133,8 @@ def test_a_head_is_written_in_the_format_of_speculators(case: str, tmp_path: Pat
     assert again.feature_layers == network.feature_layers
     assert again.token_ids.tolist() == network.token_ids.tolist()
     assert again.shape.mrope_sections == network.shape.mrope_sections
-    for (name, one), (_, other) in zip(network.state_dict().items(), again.state_dict().items(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, first), (_, other) in zip(network.state_dict().items(), again.state_dict().items(), strict=True):
+        assert torch.equal(first, other), name
     written = load_file(tmp_path / "model.safetensors")
     drafts_all = network.token_ids.tolist() == list(range(VOCAB))
     # vLLM refuses the tables of a head that drafts the whole vocabulary.

@@ -39,10 +39,10 @@ def slow_outputs(task: Eagle3Task, target: Target, sample: TrainingSample, last:
     network.set_attn_implementation("sdpa")
     features = teach_states(target, [sample], task.feature_layers).features[0]
 
-    def embed(place: int) -> Tensor:
-        if prefix.visual[place]:
-            return prefix.embeds[place].float()
-        return network.embed_tokens(prefix.token_ids[place])
+    def embed(index: int) -> Tensor:
+        if prefix.visual[index]:
+            return prefix.embeds[index].float()
+        return network.embed_tokens(prefix.token_ids[index])
 
     pairs = [network.fuse(embed(t + 1), network.project(features[t])) for t in range(last + 1)]
     outputs: list[Tensor] = []
@@ -51,14 +51,14 @@ def slow_outputs(task: Eagle3Task, target: Target, sample: TrainingSample, last:
         if step:
             pairs.append(network.fuse(embed(last + 1 + step), outputs[-1]))
             positions = torch.cat([positions, positions[..., -1:] + 1], dim=-1)
-        found = network(torch.stack(pairs)[None], positions[..., None, :]).last_hidden_state[0]
-        outputs.append(found[-1])
+        states = network(torch.stack(pairs)[None], positions[..., None, :]).last_hidden_state[0]
+        outputs.append(states[-1])
     return outputs
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "has_axes"), [("llava", False), ("qwen2_5_vl", False), ("qwen2_5_vl", True)])
-def test_draft_steps_read_what_decoding_reads(family: str, has_axes: bool) -> None:
+def test_the_inputs_of_draft_steps_in_training_equal_those_in_decoding(family: str, has_axes: bool) -> None:
     target, made = training_samples(family, 4)
     task = fresh(target, has_axes)
     states = teach_states(target, made, task.feature_layers)
@@ -82,10 +82,10 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
         for last in range(sample.prefix.length - 2):
             outputs = None
             for step in range(NUM_STEPS):
-                place = last + 2 + step
-                if place >= sample.prefix.length or not sample.wanted[place]:
+                position = last + 2 + step
+                if position >= sample.prefix.length or not sample.wanted[position]:
                     continue
-                wanted = target.head(hidden[place - 1])
+                wanted = target.head(hidden[position - 1])
                 if int(wanted.argmax()) not in IDS:
                     num_left_out += 1
                     continue
@@ -93,10 +93,10 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
                 mine = task.network.output_layer(target.vocab_size)(outputs[step])[IDS].log_softmax(-1)
                 expected[step] -= STEP_DECAY**step * float((wanted[IDS].softmax(-1) * mine).sum())
     assert num_left_out
-    found = task.sums(states, torch.zeros_like(states.features))
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-3)
+    sums = task.sums(states, torch.zeros_like(states.features))
+    torch.testing.assert_close(sums, torch.tensor(expected), rtol=1e-4, atol=1e-3)
     counts = [sum(int(sample.wanted[2 + step :].sum()) for sample in made) for step in range(NUM_STEPS)]
-    assert [sum(column) for column in zip(*(task.counts(one.wanted) for one in made), strict=True)] == counts
+    assert [sum(column) for column in zip(*(task.counts(sample.wanted) for sample in made), strict=True)] == counts
 
 
 def padded(sample: TrainingSample, last: int) -> TrainingSample:
@@ -143,12 +143,12 @@ def test_a_sample_may_be_shorter_than_the_draft_steps() -> None:
 
 def test_new_heads_have_the_sizes_of_their_target() -> None:
     target = toys.target("llama")
-    one, other = fresh_eagle3(target, 0), fresh_eagle3(target, 1)
-    assert not torch.equal(one.network.fc.weight, other.network.fc.weight)
+    first, other = fresh_eagle3(target, 0), fresh_eagle3(target, 1)
+    assert not torch.equal(first.network.fc.weight, other.network.fc.weight)
     again = fresh_eagle3(target, 0)
-    assert all(map(torch.equal, one.network.state_dict().values(), again.network.state_dict().values()))
-    assert one.network.shape.draft_vocab_size == target.vocab_size
-    assert torch.equal(one.network.lm_head.weight, target.head.weight)
+    assert all(map(torch.equal, first.network.state_dict().values(), again.network.state_dict().values()))
+    assert first.network.shape.draft_vocab_size == target.vocab_size
+    assert torch.equal(first.network.lm_head.weight, target.head.weight)
     few = fresh_eagle3(target, 0, token_ids=[9, 3, 5])
     assert few.network.token_ids.tolist() == [3, 5, 9]
     states: States = teach_states(target, training_samples("llama", 1)[1], few.feature_layers)

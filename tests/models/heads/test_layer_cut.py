@@ -75,9 +75,9 @@ def test_the_loss_equals_a_loop_over_single_texts_and_positions(family: str) -> 
     for seed, sample in enumerate(made):
         wanted = whole_logits(toys.oracle(family), family, seed, sample)
         mine = whole_logits(task.module, family, seed, sample)
-        for place in range(1, sample.length):
-            if sample.wanted[place]:
-                expected -= float((wanted[place - 1].softmax(-1) * mine[place - 1].log_softmax(-1)).sum())
+        for position in range(1, sample.length):
+            if sample.wanted[position]:
+                expected -= float((wanted[position - 1].softmax(-1) * mine[position - 1].log_softmax(-1)).sum())
                 count += 1
     states = teach_states(target, made)
     assert sum(task.counts(sample.wanted)[0] for sample in made) == count

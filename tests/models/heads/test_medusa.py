@@ -66,7 +66,7 @@ def test_heads_inside_a_whole_model_are_found(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path) -> None:
+def test_saved_heads_have_the_public_names_and_load_back_equal(tmp_path: Path) -> None:
     weights = public_weights(4)
     save_medusa(load_head(MEDUSA, publish(tmp_path / "one", weights), "auto", CPU), tmp_path / "two")
     written = torch.load(tmp_path / "two" / "medusa_lm_head.pt", weights_only=True)

@@ -57,7 +57,7 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
         size = states.lengths[row]
         torch.testing.assert_close(target.head(states.hidden[row, :size]), expected, rtol=1e-3, atol=1e-4)
         assert states.tokens[row, :size].tolist() == inputs["input_ids"][0].tolist()
-        assert states.wanted[row].tolist() == [length <= place < size for place in range(states.wanted.shape[1])]
+        assert states.wanted[row].tolist() == [length <= index < size for index in range(states.wanted.shape[1])]
 
 
 class Watching(EagleDrafter):
@@ -107,7 +107,7 @@ def fresh(target: TargetModel) -> EagleTask:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-def test_a_head_reads_at_training_what_it_reads_in_decoding(family: str) -> None:
+def test_the_inputs_of_a_head_in_training_equal_those_in_decoding(family: str) -> None:
     target = toys.target(family)
     prompt, pictures = toys.prompt(family, 3)
     assert len(pictures) == (1 if toys.FAMILIES[family].takes_images else 0)
@@ -124,7 +124,7 @@ def test_a_head_reads_at_training_what_it_reads_in_decoding(family: str) -> None
 
 @pytest.mark.parametrize("kind", ["text", "class"])
 @pytest.mark.parametrize("index", [0, 2])
-def test_an_image_head_reads_at_training_what_it_reads_in_decoding_in_both_lanes(kind: str, index: int) -> None:
+def test_the_inputs_of_an_image_head_in_training_equal_those_in_decoding_in_both_lanes(kind: str, index: int) -> None:
     """Pads, token 0 at the condition, and positions that begin one column early: a shift in any would show here."""
     target = image_toys.target(kind)
     task = fresh(target)
@@ -157,9 +157,9 @@ def test_padding_is_masked_in_a_training_sample() -> None:
     target = image_toys.target("text")
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 0))
     assert lane.num_padding == image_toys.NUM_COLUMNS - 1
-    one = make_training_sample(target, lane, range(16))
-    embeds = one.prefix.embeds.clone()
+    sample = make_training_sample(target, lane, range(16))
+    embeds = sample.prefix.embeds.clone()
     embeds[: lane.num_padding] = torch.from_numpy(np.random.default_rng(0).standard_normal(embeds[0].shape)).float()
-    other = replace(one, prefix=replace(one.prefix, embeds=embeds))
-    first, second = (teach_states(target, [each]).hidden[0, lane.num_padding :] for each in (one, other))
+    other = replace(sample, prefix=replace(sample.prefix, embeds=embeds))
+    first, second = (teach_states(target, [each]).hidden[0, lane.num_padding :] for each in (sample, other))
     assert torch.equal(first, second)

@@ -33,9 +33,9 @@ def filled(folder: Path, max_bytes: int = MANY) -> tuple[TeacherCache, list[str]
     return cache, names, rows
 
 
-def same(one: RowStates, other: RowStates) -> bool:
-    found, expected = one.tensors(), other.tensors()
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+def same(states: RowStates, other: RowStates) -> bool:
+    tensors, expected = states.tensors(), other.tensors()
+    return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
@@ -46,9 +46,9 @@ def test_states_are_read_back_bitwise(family: str, layers: tuple[int, ...], tmp_
     cache = TeacherCache(tmp_path, MANY)
     for key, row in zip(keys(6), rows, strict=True):
         assert cache.put(key, row)
-    found = [TeacherCache(tmp_path, MANY).get(key) for key in keys(6)]
-    assert all(other is not None and same(row, other) for row, other in zip(rows, found, strict=True))
-    batch = States.of([other for other in found if other is not None], target.device)
+    states = [TeacherCache(tmp_path, MANY).get(key) for key in keys(6)]
+    assert all(other is not None and same(row, other) for row, other in zip(rows, states, strict=True))
+    batch = States.of([other for other in states if other is not None], target.device)
     expected = States.of(rows, target.device)
     assert all(
         torch.equal(getattr(batch, name), getattr(expected, name)) for name in ("hidden", "features", "received")
@@ -98,7 +98,7 @@ def test_states_shifted_by_one_position_or_of_another_row_teach_another_head(tmp
     assert not any(torch.equal(weights[0], other) for other in weights[1:])
 
 
-def test_the_bound_is_kept_at_its_edge(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_bound_at_the_edge(tmp_path: Path) -> None:
     whole, names, rows = filled(tmp_path / "whole")
     sizes = [(tmp_path / "whole" / key[:2] / f"{key}.safetensors").stat().st_size for key in names]
     assert whole.num_bytes == sum(sizes)
@@ -138,9 +138,9 @@ def test_a_changed_value_or_another_rows_file_is_not_read(tmp_path: Path) -> Non
     save_file(tensors, second, metadata={"key": names[1], "digest": "0" * 32})
     assert cache.get(names[1]) is None
     assert cache.num_damaged == 2
-    found = cache.get(names[2])
-    assert found is not None
-    assert same(found, rows[2])
+    states = cache.get(names[2])
+    assert states is not None
+    assert same(states, rows[2])
 
 
 def test_partial_files_are_not_read_and_are_removed(tmp_path: Path) -> None:

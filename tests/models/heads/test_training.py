@@ -103,11 +103,11 @@ def test_eagles_loss_equals_a_loop_over_single_positions(kind: str) -> None:
 
 
 @torch.no_grad()
-def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places_on() -> None:
+def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_i_plus_2_positions_ahead() -> None:
     target, made = training_samples()
     task = fresh_medusa(target, 0, 3)
     states = teach_states(target, made)
-    for head, found in enumerate(task.sums(states, states.hidden)):
+    for head, sums in enumerate(task.sums(states, states.hidden)):
         losses = []
         for training_sample in made:
             hidden = teach_states(target, [training_sample]).hidden[0]
@@ -116,7 +116,7 @@ def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places
                     token = training_sample.prefix.token_ids[t + 2 + head]
                     losses.append(float(F.cross_entropy(task.heads.logits(head, hidden[t]), token)))
         assert sum(task.counts(training_sample.wanted)[head] for training_sample in made) == len(losses)
-        assert float(found) == pytest.approx(sum(losses), rel=1e-5)
+        assert float(sums) == pytest.approx(sum(losses), rel=1e-5)
 
 
 class Knowing:
@@ -129,10 +129,10 @@ class Knowing:
 
     def logits(self, states: States) -> Tensor:
         true = self._target.head(states.hidden[:, 1:-1]).argmax(-1)
-        places = (true[..., None] + torch.arange(1, 4)) % toys.VOCAB_SIZE
-        places[..., self._rank] = true
+        positions = (true[..., None] + torch.arange(1, 4)) % toys.VOCAB_SIZE
+        positions[..., self._rank] = true
         scores = torch.zeros(*true.shape, toys.VOCAB_SIZE)
-        return scores.scatter(-1, places, torch.tensor([3.0, 2.0, 1.0]).expand(places.shape))
+        return scores.scatter(-1, positions, torch.tensor([3.0, 2.0, 1.0]).expand(positions.shape))
 
 
 @pytest.mark.parametrize(("rank", "shares"), [(0, (1, 1)), (1, (0, 1)), (2, (0, 1))])
@@ -171,7 +171,7 @@ def test_noise_belongs_to_the_sample_and_is_as_wide_as_published() -> None:
         ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_the_rate_rises_and_falls_as_asked(schedule: Any, expected: list[float]) -> None:
+def test_the_learning_rate_rises_and_falls_as_configured(schedule: Any, expected: list[float]) -> None:
     pace = Pace(10, 1.0, warmup_steps=4, schedule=schedule)
     assert [pace.scale(step) for step in range(10)] == pytest.approx(expected)
     cosine = Pace(10, 1.0, warmup_steps=4, schedule="cosine")
@@ -179,7 +179,7 @@ def test_the_rate_rises_and_falls_as_asked(schedule: Any, expected: list[float])
 
 
 @pytest.mark.parametrize("clip", ["value", "norm", "none"])
-def test_gradients_are_clipped_as_asked(clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_clipped_as_configured(clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     target, made = training_samples()
     task = fresh_eagle(target, 0)
     trainer = Trainer(target, task, replace(PACE, clip=clip, clip_limit=0.01, weight_decay=0.0))
@@ -232,8 +232,8 @@ def test_training_learns_repeats_itself_and_leaves_target_and_embedding_as_they_
         assert "embed_tokens.weight" not in trainer.weights()
         own = trainer.task.network.embed_tokens.weight
         assert torch.equal(own, target.decoder.get_input_embeddings().weight)  # type: ignore[operator]
-    one, other = (train(kind, 3).weights() for _ in range(2))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (train(kind, 3).weights() for _ in range(2))
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("kind", list(WORLDS))
@@ -250,7 +250,7 @@ def test_an_interrupted_run_resumes_to_bitwise_equal_weights(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(WORLDS))
-def test_running_a_batch_in_parts_teaches_the_same(kind: str) -> None:
+def test_gradients_of_a_batch_in_parts_equal_those_of_the_batch(kind: str) -> None:
     whole, parts = train(kind, 3), train(kind, 3, rows=2)
     for name, value in whole.weights().items():
         torch.testing.assert_close(parts.weights()[name], value, rtol=1e-3, atol=2e-5)
@@ -292,7 +292,7 @@ def test_workers_that_share_a_batch_unevenly_learn_what_one_learns(kind: str) ->
         torch.testing.assert_close(done[0][name], value, rtol=1e-3, atol=2e-5)
 
 
-def test_a_batch_without_anything_to_learn_changes_nothing_but_the_step() -> None:
+def test_a_batch_without_training_tokens_changes_only_the_step() -> None:
     target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     before = trainer.weights()
@@ -303,7 +303,7 @@ def test_a_batch_without_anything_to_learn_changes_nothing_but_the_step() -> Non
     assert all(torch.equal(value, trainer.weights()[name]) for name, value in before.items())
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_it_harms_the_head() -> None:
+def test_a_non_finite_loss_stops_the_run_before_an_update() -> None:
     target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     before = trainer.weights()

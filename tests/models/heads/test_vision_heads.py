@@ -134,7 +134,7 @@ def test_a_drafter_computes_the_recorded_chain_and_second_round(case: str, other
 
 
 @torch.no_grad()
-def test_the_state_of_an_image_leaves_with_its_sample() -> None:
+def test_the_state_of_an_image_is_removed_with_its_sample() -> None:
     """A slot that had an image drafts for a text as a fresh slot does."""
     drafter, slots, recorded = opened("vispec_llava")
     tokens, features = recorded["text.tokens"], recorded["text.features"]
@@ -171,10 +171,12 @@ def test_every_image_is_compressed_and_later_texts_read_the_last_one() -> None:
     pairs, summary = network.pair(prompt, features)
     first, second = network.imadpt(prompt.embeds[1:5]), network.imadpt(prompt.embeds[7:10])
     states = {0: None, 5: first[-1], 6: first[-1], 10: second[-1]}
-    expected = {place: network.fuse(prompt.embeds[place], features[place], state) for place, state in states.items()}
+    expected = {
+        position: network.fuse(prompt.embeds[position], features[position], state) for position, state in states.items()
+    }
     expected |= {3: first[0], 4: first[1], 8: second[0], 9: second[1]}
     assert pairs.positions.tolist() == pairs.token_ids.tolist() == sorted(expected)
-    torch.testing.assert_close(pairs.embeds, torch.stack([expected[place] for place in sorted(expected)]))
+    torch.testing.assert_close(pairs.embeds, torch.stack([expected[index] for index in sorted(expected)]))
     assert torch.equal(summary, second[-1])
 
 
@@ -197,7 +199,7 @@ def test_a_prompt_never_grows(num_queries: int, marks: str, positions: list[int]
     assert pairs.positions.tolist() == positions
     assert pairs.length == len(positions)
     for start, end in visual_runs(prompt.visual):
-        rows = [place for place, position in enumerate(positions) if start <= position < end]
+        rows = [index for index, position in enumerate(positions) if start <= position < end]
         adapted = network.imadpt(prompt.embeds[start:end])[: len(rows)]
         torch.testing.assert_close(pairs.embeds[rows], adapted)
 

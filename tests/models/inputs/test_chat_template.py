@@ -129,7 +129,7 @@ def test_a_long_honest_conversation_is_rendered() -> None:
         *("(text ~ text)|length", "text.splitlines()|last|length", "('x' in text) ~ (text == text ~ '')"),
     ],
 )
-def test_an_operation_on_a_text_of_16_mib_is_honest(expression: str) -> None:
+def test_an_operation_on_a_text_of_16_mib_is_accepted(expression: str) -> None:
     ours = front_end("{% set text = messages[0].content %}{{ " + expression + " }}")
     messages = [{"role": "user", "content": "a word of a row\n" * 2**20}]
     assert ours.render(messages) == ours.processor.apply_chat_template(messages, tokenize=False)
@@ -193,7 +193,7 @@ EXPLOSIONS = {
 
 @pytest.mark.parametrize("family", ["llama", "llava"])
 @pytest.mark.parametrize("template", EXPLOSIONS.values(), ids=EXPLOSIONS)
-def test_a_template_that_explodes_becomes_an_error_of_the_row(template: str, family: str) -> None:
+def test_a_template_that_exceeds_its_limits_becomes_an_error_of_the_row(template: str, family: str) -> None:
     with pytest.raises(PromptError, match="the chat template refuses these messages: "):
         front_end(template, family).render([{"role": "user", "content": "Hi."}])
 
@@ -207,7 +207,7 @@ def test_a_template_that_explodes_becomes_an_error_of_the_row(template: str, fam
         "{% for w in messages[0].content.split('a') %}{{ w }}{% endfor %}",
     ],
 )
-def test_a_row_that_makes_a_template_explode_gets_a_stable_code(template: str) -> None:
+def test_a_row_with_which_a_template_exceeds_its_limits_gets_a_stable_code(template: str) -> None:
     ours = front_end(template)
     assert ours.render([{"role": "user", "content": "b" * 2}]) is not None
     with pytest.raises(RowRefused) as raised:
@@ -279,7 +279,9 @@ def test_steps_end_exactly_at_their_number() -> None:
 
 @given(
     st.recursive(
-        st.text() | st.integers() | st.none(), lambda one: st.lists(one) | st.dictionaries(st.text(), one), max_leaves=6
+        st.text() | st.integers() | st.none(),
+        lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+        max_leaves=6,
     )
 )
 def test_the_size_of_a_value_bounds_its_text(value: Any) -> None:
@@ -287,7 +289,7 @@ def test_the_size_of_a_value_bounds_its_text(value: Any) -> None:
     assert len(str(value)) <= meter.text_size(value)
 
 
-def test_a_rendering_leaves_no_meter_behind() -> None:
+def test_the_meter_is_removed_after_a_rendering() -> None:
     template = ChatTemplate("{{ 'a' * 6000000000 }}", {})
     with pytest.raises(TemplateTooCostly):
         template.render(turns(1))

@@ -76,10 +76,10 @@ def sentence_pieces() -> Tokenizer:
     """A Unigram model with the dummy prefix of SentencePiece."""
     pieces = [
         ("<unk>", 0.0),
-        *((one, 0.0) for one in SPECIAL),
-        *((one, -3.0) for one in ("▁", "▁it", "▁w5", "Describe")),
+        *((token, 0.0) for token in SPECIAL),
+        *((token, -3.0) for token in ("▁", "▁it", "▁w5", "Describe")),
     ]
-    core = Tokenizer(models.Unigram([*pieces, *((chr(one), -9.0) for one in range(33, 127))], 0, False))
+    core = Tokenizer(models.Unigram([*pieces, *((chr(token_id), -9.0) for token_id in range(33, 127))], 0, False))
     core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return core
 
@@ -94,9 +94,9 @@ CORES = {
 
 def make_tokenizer(core: str, layout: str | None, template: str | None, **settings: Any) -> PreTrainedTokenizerFast:
     made = CORES[core]()
-    made.add_special_tokens([AddedToken(one, normalized=False, special=True) for one in SPECIAL])
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
     if layout is not None:
-        placed = [(one, made.token_to_id(one)) for one in layout.split() if one != "$A"]
+        placed = [(token, made.token_to_id(token)) for token in layout.split() if token != "$A"]
         made.post_processor = processors.TemplateProcessing(single=layout, special_tokens=placed)
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **tokens | settings)
@@ -104,10 +104,10 @@ def make_tokenizer(core: str, layout: str | None, template: str | None, **settin
 
 def of_transformers(reader: Any, messages: Any) -> list[int]:
     """The oracle: what transformers gives a model to answer these messages."""
-    found = reader.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)[
+    tokens = reader.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)[
         "input_ids"
     ]
-    return list(found[0]) if isinstance(found[0], list) else list(found)
+    return list(tokens[0]) if isinstance(tokens[0], list) else list(tokens)
 
 
 def ours(reader: Any, messages: Any, images: Any = ()) -> list[int]:
@@ -142,16 +142,16 @@ def test_no_eos_ends_a_prompt_and_no_bos_begins_one_that_the_template_does_not_w
 @given(
     core=st.sampled_from(sorted(CORES)),
     layout=st.lists(st.sampled_from(["<s>", "[gMASK]", "<sop>", "</s>"]), max_size=4),
-    place=st.integers(0, 4),
+    index=st.integers(0, 4),
     before=st.lists(st.sampled_from(["{{ bos_token }}", "[gMASK]", "<sop>", " ", "\n", "it"]), max_size=3),
     bos=st.sampled_from(["<s>", "[gMASK]", None]),
     texts=st.lists(st.text("ab it w5\n<s>", max_size=12), min_size=1, max_size=3),
     length=st.sampled_from([None, 4]),
 )
 def test_chats_of_any_layout_have_the_tokens_of_apply_chat_template(
-    core: str, layout: list[str], place: int, before: list[str], bos: str | None, texts: list[str], length: int | None
+    core: str, layout: list[str], index: int, before: list[str], bos: str | None, texts: list[str], length: int | None
 ) -> None:
-    around = " ".join([*layout[:place], "$A", *layout[place:]])
+    around = " ".join([*layout[:index], "$A", *layout[index:]])
     template = "".join(before) + TURNS if bos is not None else TURNS
     tokenizer = make_tokenizer(core, around, template, bos_token=bos)
     if length is not None:  # settings of tokenizer.json, which transformers does not use for chats
@@ -169,7 +169,9 @@ def test_chats_of_any_layout_have_the_tokens_of_apply_chat_template(
 def test_settings_that_add_tokens_do_not_change_chats(
     add_bos: bool, add_eos: bool, template: str, add_prefix_space: bool
 ) -> None:
-    vocab = {one: number for number, one in enumerate(("<unk>", "<s>", "</s>", "▁", *"abdeistwu<|>", *"Dcrb5678nm"))}
+    vocab = {
+        token: number for number, token in enumerate(("<unk>", "<s>", "</s>", "▁", *"abdeistwu<|>", *"Dcrb5678nm"))
+    }
     tokenizer = LlamaTokenizer(
         vocab=vocab, merges=[], add_bos_token=add_bos, add_eos_token=add_eos, add_prefix_space=add_prefix_space
     )
@@ -191,8 +193,8 @@ def test_prompts_and_conversations_of_rows_have_the_tokens_of_apply_chat_templat
     turns = (MessageConfig(role="system", text="b"), MessageConfig(role="user", text="a {word}"))
     options = (PromptOptions(PromptConfig(messages=turns)), PromptOptions(None, RowColumnsConfig(messages="talk")))
     expected = ([{"role": "system", "content": "b"}, {"role": "user", "content": "a it"}], CONVERSATIONS[2])
-    for one, messages in zip(options, expected, strict=True):
-        [asked], *_ = one.ask(rows, (), ())
+    for option, messages in zip(options, expected, strict=True):
+        [asked], *_ = option.ask(rows, (), ())
         assert ours(tokenizer, asked.messages) == of_transformers(tokenizer, messages)
 
 

@@ -44,7 +44,7 @@ def test_every_part_of_a_prompt_changes_its_key() -> None:
         replace(BASE, condition=1),
         replace(BASE, condition=np.ones((3, 4), np.float32)),
     ]
-    keys = [content_of(one) for one in [BASE, *others]]
+    keys = [content_of(content) for content in [BASE, *others]]
     assert len(set(keys)) == len(keys)
     # An image of one frame's size is no frame, and a class no truth value.
     frame = clip().frames[:1]
@@ -53,14 +53,14 @@ def test_every_part_of_a_prompt_changes_its_key() -> None:
     assert content_of(Request("a", "", condition=1)) != content_of(Request("a", "", condition=True))
 
 
-def test_one_changed_value_between_the_glances_is_seen() -> None:
+def test_one_changed_value_outside_the_hashed_positions_makes_contents_unequal() -> None:
     changed = picture(1, 100)
-    places = set(np.linspace(0, changed.size - 1, NUM_GLANCES, dtype=np.int64).tolist())
-    place = next(place for place in range(changed.size) if place not in places)
-    changed.flat[place] ^= 1
-    one, other = Content([picture(1, 100)]), Content([changed])
-    assert hash(one) == hash(other)
-    assert one != other
+    positions = set(np.linspace(0, changed.size - 1, NUM_GLANCES, dtype=np.int64).tolist())
+    index = next(index for index in range(changed.size) if index not in positions)
+    changed.flat[index] ^= 1
+    first, other = Content([picture(1, 100)]), Content([changed])
+    assert hash(first) == hash(other)
+    assert first != other
 
 
 def test_empty_and_tiny_arrays_are_keys_too() -> None:
@@ -71,7 +71,7 @@ def test_empty_and_tiny_arrays_are_keys_too() -> None:
     assert Content([np.array([np.nan])]) != Content([np.array([np.nan])])
 
 
-def test_a_copy_is_equal_and_holds_on_to_nothing() -> None:
+def test_a_copy_is_equal_and_independent_of_the_input() -> None:
     image = picture(1)
     own = Content.shown([image], ()).copy()
     assert own == Content.shown([picture(1)], ())

@@ -52,17 +52,17 @@ def check_answers(family: str, target: Target, slots: int = 1) -> Engine:
 
 
 @pytest.mark.parametrize("family", VISUAL)
-def test_what_is_shown_again_is_encoded_once_and_answers_equal_generate(family: str) -> None:
+def test_repeated_images_are_encoded_once_and_outputs_equal_generate(family: str) -> None:
     target = keeping(family)
     engine = check_answers(family, target)
-    num_doors = sum(bool(one.images) + bool(one.videos) for one in asked_again(family)[:2])
+    num_doors = sum(bool(request.images) + bool(request.videos) for request in asked_again(family)[:2])
     assert engine.stats.num_feature_hits == 2 * num_doors == target.num_feature_hits
     assert 0 < target._features._recent.num_bytes <= ROOM
     # With a slot for each they are admitted together, and still encoded one after the other.
     assert check_answers(family, target, 6).stats.num_feature_hits == 3 * num_doors
 
 
-def test_nothing_is_kept_unless_it_is_asked_for() -> None:
+def test_features_are_not_cached_by_default() -> None:
     assert check_answers("llava", toys.target("llava")).stats.num_feature_hits == 0
     assert check_answers("llava", keeping("llava", 0)).stats.num_feature_hits == 0
 
@@ -71,28 +71,28 @@ def test_nothing_is_kept_unless_it_is_asked_for() -> None:
 def test_the_model_itself_is_not_patched(family: str) -> None:
     target = toys.target(family)
     objects = (target.model, target.model.model)
-    before = [set(vars(one)) for one in objects]
-    modules = [dict(one._modules) for one in objects]
+    before = [set(vars(item)) for item in objects]
+    modules = [dict(item._modules) for item in objects]
     target.keep_features(ROOM)
     text, images = toys.prompt(family, 2)
     assert images
     for _ in range(2):
         target.encode(text, images)
     assert target.num_feature_hits == 1
-    assert [set(vars(one)) for one in objects] == before
-    assert [dict(one._modules) for one in objects] == modules
+    assert [set(vars(item)) for item in objects] == before
+    assert [dict(item._modules) for item in objects] == modules
     assert not {*features.METHODS} & {*vars(target.model), *vars(target.model.model)}
 
 
-def test_other_pixels_of_the_same_size_and_text_are_other_features() -> None:
+def test_other_pixels_of_the_same_size_and_text_miss_the_feature_cache() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     shown = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(3)]
-    first = [target.encode(text, one).embeds for one in shown]
-    again = [target.encode(text, one).embeds for one in shown]
+    first = [target.encode(text, images).embeds for images in shown]
+    again = [target.encode(text, images).embeds for images in shown]
     assert target.num_feature_hits == 3
-    for one, other in zip(first, again, strict=True):
-        torch.testing.assert_close(one, other, atol=0, rtol=0)
+    for before, other in zip(first, again, strict=True):
+        torch.testing.assert_close(before, other, atol=0, rtol=0)
     assert not torch.equal(first[0], first[1])
 
 
@@ -114,7 +114,7 @@ def test_an_image_and_a_video_of_one_prompt_have_features_of_their_own(family: s
             torch.testing.assert_close(mine, theirs)
 
 
-def test_a_changed_array_and_a_callers_later_change_are_noticed() -> None:
+def test_an_array_that_the_caller_changes_misses_the_feature_cache() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     before = target.encode(text, images).embeds
@@ -124,27 +124,27 @@ def test_a_changed_array_and_a_callers_later_change_are_noticed() -> None:
     assert not torch.equal(before, after)
 
 
-def test_what_went_unused_longest_makes_room_and_bytes_stay_within_their_bound() -> None:
+def test_the_feature_cache_evicts_the_least_recently_used_entry_and_stays_within_its_bound() -> None:
     text, images = toys.prompt("llava", 2)
     pictures = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(4)]
     whole = keeping("llava")
     whole.encode(text, pictures[0])
-    one = whole._features._recent.num_bytes
-    target = keeping("llava", 2 * one)
+    entry_bytes = whole._features._recent.num_bytes
+    target = keeping("llava", 2 * entry_bytes)
     hits = []
-    for place in (0, 1, 0, 2, 0, 1, 3, 3):
-        target.encode(text, pictures[place])
-        assert target._features._recent.num_bytes <= 2 * one
+    for index in (0, 1, 0, 2, 0, 1, 3, 3):
+        target.encode(text, pictures[index])
+        assert target._features._recent.num_bytes <= 2 * entry_bytes
         hits.append(target.num_feature_hits)
     assert hits == [0, 0, 1, 1, 2, 2, 2, 3]
     assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._entries.values())
-    small = keeping("llava", one - 1)
+    small = keeping("llava", entry_bytes - 1)
     small.encode(text, pictures[0])
     small.encode(text, pictures[0])
     assert (small.num_feature_hits, small._features._recent.num_bytes) == (0, 0)
 
 
-def test_only_what_is_read_is_kept() -> None:
+def test_only_outputs_that_the_model_reads_are_cached() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     target.encode(text, images)
@@ -165,7 +165,7 @@ def test_a_refused_prompt_leaves_nothing_and_the_next_one_is_served() -> None:
     assert target.num_feature_hits == 1
 
 
-def test_a_context_that_changes_features_neither_takes_nor_leaves_any() -> None:
+def test_contexts_that_change_features_do_not_use_the_feature_cache() -> None:
     drafter = keeping("llava", noise=0.02)
     merge = Ensemble(EnsembleOptions("matches", steps=4))
     method = Method(ModelDrafter(drafter, [Full(), Pooled()], toys.VOCAB_SIZE, merge), Chain(4), Exact())

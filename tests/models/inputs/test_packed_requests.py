@@ -68,12 +68,12 @@ def run(target: Target, drafter: Target, contexts: Sequence[Context], requests: 
 
 def check_equal(done: dict[str, Any], expected: dict[str, Any]) -> None:
     assert done.keys() == expected.keys()
-    for name, one in expected.items():
-        assert one.error is None
-        assert not one.telemetry.degraded
-        assert done[name].token_ids == one.token_ids
-        assert done[name].num_visual_tokens == one.num_visual_tokens
-        assert done[name].telemetry.acceptance_histogram == one.telemetry.acceptance_histogram
+    for name, completion in expected.items():
+        assert completion.error is None
+        assert not completion.telemetry.degraded
+        assert done[name].token_ids == completion.token_ids
+        assert done[name].num_visual_tokens == completion.num_visual_tokens
+        assert done[name].telemetry.acceptance_histogram == completion.telemetry.acceptance_histogram
 
 
 @tiers("family, contexts", VISUAL, list(CONTEXTS))
@@ -81,7 +81,7 @@ def test_tokens_and_acceptance_equal_those_of_pixels(family: str, contexts: str)
     requests = wanted(family)
     expected = run(*pair(family)[:2], CONTEXTS[contexts], requests)
     target, drafter, counted = pair(family)
-    sent = [packed(one, toys.front_end(family)) for one in requests]
+    sent = [packed(request, toys.front_end(family)) for request in requests]
     check_equal(run(target, drafter, CONTEXTS[contexts], sent), expected)
     assert counted.num_calls == 0
 
@@ -92,7 +92,7 @@ def test_pooled_contexts_read_packed_outputs(family: str) -> None:
     requests = wanted(family)
     expected = run(*pair(family)[:2], [Pooled()], requests)
     target, drafter, counted = pair(family)
-    sent = [packed(one, toys.front_end(family)) for one in requests]
+    sent = [packed(request, toys.front_end(family)) for request in requests]
     check_equal(run(target, drafter, [Pooled()], sent), expected)
     assert counted.num_calls == 0
 
@@ -101,35 +101,38 @@ def test_a_drafter_with_another_front_end_reads_the_pixels() -> None:
     requests = wanted("llava")
     expected = run(*pair("llava", other=True)[:2], [Full()], requests)
     target, drafter, counted = pair("llava", other=True)
-    sent = [packed(one, toys.front_end("llava"), keeps_pixels=True) for one in requests]
+    sent = [packed(request, toys.front_end("llava"), keeps_pixels=True) for request in requests]
     check_equal(run(target, drafter, [Full()], sent), expected)
     assert (counted.num_calls, drafter.reads_inputs) == (0, False)
 
 
 def test_a_drafter_with_another_front_end_refuses_outputs_without_pixels() -> None:
     _, drafter, _ = pair("llava", other=True)
-    request = packed(next(one for one in wanted("llava") if one.images), toys.front_end("llava"))
+    request = packed(next(request for request in wanted("llava") if request.images), toys.front_end("llava"))
     with pytest.raises(RuntimeError, match="lacks the images and videos"):
         drafter.encode(request.prompt, request.images, request.videos, request.inputs)
 
 
 @pytest.mark.slow_cases("llava")
 @pytest.mark.parametrize("family", VISUAL)
-def test_features_of_equal_media_are_found_again(family: str) -> None:
+def test_packed_requests_with_equal_media_hit_the_feature_cache(family: str) -> None:
     target = toys.target(family)
     target.keep_features(ROOM)
-    requests = [one for one in wanted(family) if one.images or one.videos]
-    sent = [packed(one, toys.front_end(family)) for one in (*requests, *requests)]
-    sent = [replace(one, sample_id=f"{place}", prompt=f"{one.prompt} w{place}") for place, one in enumerate(sent)]
+    requests = [request for request in wanted(family) if request.images or request.videos]
+    sent = [packed(request, toys.front_end(family)) for request in (*requests, *requests)]
+    sent = [
+        replace(request, sample_id=f"{index}", prompt=f"{request.prompt} w{index}")
+        for index, request in enumerate(sent)
+    ]
     engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 1, 200)
     checks.run(engine, sent)
-    assert engine.stats.num_feature_hits >= sum(bool(one.images) + bool(one.videos) for one in requests)
+    assert engine.stats.num_feature_hits >= sum(bool(request.images) + bool(request.videos) for request in requests)
 
 
 def test_requests_are_equal_by_prompt_and_media() -> None:
     front_end = toys.front_end("llava")
-    one, other = [request for request in wanted("llava") if request.images][:2]
-    key = content_of(packed(one, front_end))
-    assert key == content_of(packed(replace(one, sample_id="x"), front_end))
-    assert key != content_of(packed(replace(one, prompt=f"{one.prompt} w7"), front_end))
+    first, other = [request for request in wanted("llava") if request.images][:2]
+    key = content_of(packed(first, front_end))
+    assert key == content_of(packed(replace(first, sample_id="x"), front_end))
+    assert key != content_of(packed(replace(first, prompt=f"{first.prompt} w7"), front_end))
     assert key != content_of(packed(other, front_end))

@@ -30,12 +30,12 @@ SPECIAL = (math.nan, -math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-45, 3.4e38)
 NUM_PICTURES = 100
 
 
-def equal_bits(one: Tensor, other: Tensor) -> bool:
+def equal_bits(tensor: Tensor, other: Tensor) -> bool:
     """Whether dtype, shape and all bits are equal; NaN equals NaN with the same bits, and 0.0 differs from -0.0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if tensor.dtype != other.dtype or tensor.shape != other.shape:
         return False
-    kind = one.dtype if one.dtype == torch.bool else BITS[one.dtype.itemsize]
-    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))
+    kind = tensor.dtype if tensor.dtype == torch.bool else BITS[tensor.dtype.itemsize]
+    return torch.equal(tensor.contiguous().view(kind), other.contiguous().view(kind))
 
 
 @st.composite
@@ -50,11 +50,11 @@ def float_tensors(draw: st.DrawFn) -> Tensor:
     if kind == "ties":
         few = draw(hnp.arrays(np.float64, shape, elements=st.sampled_from([*SPECIAL, 0.5, 1 / 3, 0.5 + 1e-7])))
         return torch.from_numpy(few).to(dtype)
-    found = torch.from_numpy(draw(hnp.arrays(np.uint8, shape))).double()
-    values = ((found / 255 - 0.45) / 0.26).to(dtype)
-    for place in draw(st.lists(st.integers(0, max(0, values.numel() - 1)), max_size=3)):
+    array = torch.from_numpy(draw(hnp.arrays(np.uint8, shape))).double()
+    values = ((array / 255 - 0.45) / 0.26).to(dtype)
+    for position in draw(st.lists(st.integers(0, max(0, values.numel() - 1)), max_size=3)):
         if values.numel():
-            values.view(-1)[place] = draw(st.sampled_from(SPECIAL))
+            values.view(-1)[position] = draw(st.sampled_from(SPECIAL))
     return values
 
 
@@ -97,7 +97,7 @@ def test_integers_take_the_smallest_dtype_that_holds_them(least: int, most: int,
 def grid(shape: tuple[int, ...]) -> Tensor:
     """Values of all 256 pixels in every channel, normalised in float32 as processors do."""
     numbers = torch.arange(math.prod(shape)).view(shape[0], 3, -1) % 256
-    mean, std = (torch.tensor(one).float()[:, None] for one in (SCALE.mean, SCALE.std))
+    mean, std = (torch.tensor(values).float()[:, None] for values in (SCALE.mean, SCALE.std))
     return ((numbers.float() * np.float32(1 / 255) - mean) / std).view(shape)
 
 
@@ -168,18 +168,18 @@ def decoded(seed: int) -> NDArray[np.uint8]:
 
 
 def check_equal(packed: PackedInputs, expected: dict[str, Tensor]) -> None:
-    found = packed.unpack()
-    assert found.keys() == expected.keys()
+    inputs = packed.unpack()
+    assert inputs.keys() == expected.keys()
     for name, value in expected.items():
-        assert equal_bits(found[name], value), name
+        assert equal_bits(inputs[name], value), name
 
 
 @pytest.mark.parametrize("family", VISUAL)
 def test_packed_outputs_equal_the_processors(family: str) -> None:
-    front_end, place = toys.front_end(family), toys.FAMILIES[family].placeholder
+    front_end, placeholder = toys.front_end(family), toys.FAMILIES[family].placeholder
     for seed in range(NUM_PICTURES):
         images = [decoded(seed + NUM_PICTURES * number) for number in range(1 + (seed % 4 == 0))]
-        prompt = f"<s> w{4 + seed % 9} {' w7 '.join([place] * len(images))} w9"
+        prompt = f"<s> w{4 + seed % 9} {' w7 '.join([placeholder] * len(images))} w9"
         packed = front_end.pack(prompt, images)
         check_equal(packed, front_end.encode(prompt, images))
         assert packed.num_images == len(images)
@@ -194,7 +194,7 @@ def test_packed_clips_equal_the_processors(family: str) -> None:
         prompt, videos = toys.with_video(family, "<s> w9", seed)
         packed = front_end.pack(prompt, (), videos)
         check_equal(packed, front_end.encode(prompt, (), videos))
-        assert packed.num_frames == tuple(len(one.frames) for one in videos)
+        assert packed.num_frames == tuple(len(video.frames) for video in videos)
         assert packed.tensors["pixel_values_videos"].levels is not None
 
 
@@ -229,22 +229,22 @@ def test_processors_with_settings_of_published_models(name: str) -> None:
 
 def test_equal_pictures_have_equal_content_under_any_prompt() -> None:
     front_end, images = toys.front_end("llava"), [decoded(0)]
-    one, other = (front_end.pack(f"<s> <image> w{word}", images) for word in (7, 8))
-    assert one.content() == other.content()
-    assert hash(one.content()) == hash(other.content())
-    assert one.content("a") != one.content("b")
-    assert one.content() != front_end.pack("<s> <image> w7", [255 - decoded(0)]).content()
+    first, other = (front_end.pack(f"<s> <image> w{word}", images) for word in (7, 8))
+    assert first.content() == other.content()
+    assert hash(first.content()) == hash(other.content())
+    assert first.content("a") != first.content("b")
+    assert first.content() != front_end.pack("<s> <image> w7", [255 - decoded(0)]).content()
     assert FrontEnd(toys.processor("llama")).pack("<s> w7", ()).content() == PackedInputs({}).content()
 
 
-def test_content_tells_tensors_of_equal_bytes_apart() -> None:
+def test_tensors_of_equal_bytes_with_other_shapes_or_names_have_other_contents() -> None:
     data = np.arange(4, dtype=np.uint8)
     keys = [PackedInputs({"x": Packed("uint8", shape, data.reshape(shape))}).content() for shape in ((4,), (2, 2))]
     assert keys[0] != keys[1]
     assert keys[0] != PackedInputs({"y": Packed("uint8", (4,), data)}).content()
 
 
-def test_levels_are_found_although_the_sample_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_are_detected_also_if_the_sample_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "SAMPLE_STRIDE", 10_000)
     values = grid((1, 3, 16, 16))
     assert pack(values, SCALE).levels is not None

@@ -66,11 +66,13 @@ def test_images_are_prepared_once_for_a_pair_and_outputs_stay_the_same(family: s
     target, drafter, counted = pair(family)
     done = run(target, drafter, [Full()], family)
     wanted = checks.requests(family, 6)
-    assert counted.num_calls == len({Content.shown(one.images, one.videos, one.prompt) for one in wanted})
+    assert counted.num_calls == len(
+        {Content.shown(request.images, request.videos, request.prompt) for request in wanted}
+    )
     alone = run(toys.target(family), toys.perturbed(family, 0.02), [Full()], family)
-    for name, one in done.items():
-        assert one.token_ids == alone[name].token_ids
-        assert one.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
+    for name, completion in done.items():
+        assert completion.token_ids == alone[name].token_ids
+        assert completion.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
 
 
 def test_every_context_of_a_drafter_reads_shared_inputs_without_changing_them() -> None:
@@ -79,11 +81,11 @@ def test_every_context_of_a_drafter_reads_shared_inputs_without_changing_them() 
     done = run(target, drafter, contexts, "llava")
     assert counted.num_calls == len(done)
     alone = run(toys.target("llava"), toys.perturbed("llava", 0.02), contexts, "llava")
-    for name, one in done.items():
-        assert one.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
+    for name, completion in done.items():
+        assert completion.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
 
 
-def test_without_room_everything_is_prepared_anew() -> None:
+def test_without_cache_capacity_every_input_is_prepared_again() -> None:
     target, drafter, counted = pair("llava", 1)
     done = run(target, drafter, [Full()], "llava")
     assert counted.num_calls == 2 * len(done)
@@ -100,17 +102,17 @@ def test_another_prompt_over_the_same_image_is_another_input() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-def test_equal_front_ends_are_known_as_such(family: str) -> None:
+def test_equal_front_ends_are_recognised(family: str) -> None:
     assert FrontEnd(toys.processor(family)).reads_like(FrontEnd(toys.processor(family)))
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
-def test_front_ends_of_equal_checkpoints_are_known_as_such(family: str, tmp_path: Path) -> None:
+def test_front_ends_of_equal_checkpoints_are_recognised(family: str, tmp_path: Path) -> None:
     toys.save(family, tmp_path)
     ref = CheckpointRef(str(tmp_path))
-    one, other = (FrontEnd(read_processor(ref, read_config(ref))) for _ in range(2))
-    assert one.takes_videos
-    assert one.reads_like(other)
+    first, other = (FrontEnd(read_processor(ref, read_config(ref))) for _ in range(2))
+    assert first.takes_videos
+    assert first.reads_like(other)
 
 
 def other_size(processor: Any) -> None:
@@ -143,7 +145,7 @@ def test_families_share_nothing() -> None:
     assert not FrontEnd(toys.processor("llava")).reads_like(FrontEnd(toys.processor("llama")))
 
 
-def test_what_went_unused_longest_makes_room() -> None:
+def test_the_least_recently_used_entry_is_evicted() -> None:
     arrays = [np.full((10,), number, dtype=np.uint8) for number in range(4)]
     keys = [Content([array]) for array in arrays]
     recent: Recent[int] = Recent(60)

@@ -34,7 +34,7 @@ def test_the_bound_follows_the_processors_settings(made: tuple[str, dict[str, An
     assert useful_side_px([part(name, **settings)]) == expected
 
 
-def test_a_part_without_a_known_bound_leaves_everything() -> None:
+def test_a_processor_without_a_known_bound_disables_shrinking() -> None:
     known = part("LlavaNextImageProcessorPil")
     assert useful_side_px([known, object()]) is None
     assert useful_side_px([]) is None

@@ -12,7 +12,7 @@ OFFICIAL = load_file(video_cases.RECORDED)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_prompt_with_videos_becomes_what_the_official_processor_sends(name) -> None:
+def test_prompts_with_videos_equal_the_output_of_the_official_processor(name) -> None:
     made = video_cases.ours(name)
     expected = {key.split("/")[1] for key in OFFICIAL if key.startswith(f"{name}/") and not key.endswith("/shape")}
     assert set(made) == expected

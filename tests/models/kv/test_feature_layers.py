@@ -68,7 +68,7 @@ def test_features_are_the_inputs_of_layers_in_transformers(family: str, kind: st
     target = toys.target(family)
     plain = copy.deepcopy(target.decoder)
     requests = checks.requests(family, 3)
-    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in requests]
+    prefixes = [target.encode(request.prompt, request.images, request.videos) for request in requests]
     lanes = LaneModel(target.decoder, target.head, 3, 1, 260, make_runner(kind, target.decoder), LAYERS)
     slots = SlotBatch(torch.arange(3), (0, 1, 2), (1, 1, 1))
     tokens = torch.arange(3 * NUM_NODES).view(3, -1) % 11 + 5

@@ -21,18 +21,18 @@ def parent_rows(draw: st.DrawFn) -> list[int]:
 def test_ancestors_are_found_by_following_parents(rows: list[list[int]]) -> None:
     width = max(map(len, rows))
     padded = [row + [0] * (width - len(row)) for row in rows]
-    found = ancestors(torch.tensor(padded))
+    result = ancestors(torch.tensor(padded))
     for b, row in enumerate(padded):
         for node in range(width):
             line = {node}
             while row[min(line)] >= 0 and min(line) > 0:
                 line.add(row[min(line)])
-            assert {j for j in range(width) if found[b, node, j]} == line
+            assert {j for j in range(width) if result[b, node, j]} == line
 
 
 @settings(max_examples=60, deadline=None)
 @given(lens=st.lists(st.integers(0, 9), min_size=1, max_size=4), seed=st.integers(0, 999), extra=st.integers(0, 5))
-def test_the_mask_shows_committed_columns_and_visible_scratch_and_nothing_else(
+def test_the_mask_allows_committed_positions_and_visible_scratch_positions_only(
     lens: list[int], seed: int, extra: int
 ) -> None:
     visible = torch.rand(len(lens), 3, 5, generator=torch.Generator().manual_seed(seed)) < 0.5
@@ -71,7 +71,7 @@ def test_compaction_keeps_the_named_columns_in_order_and_touches_no_other_row(da
         assert int(cache.lens[row]) == start + len(kept)
 
 
-def test_a_view_and_a_copy_of_memory_hold_the_same() -> None:
+def test_a_view_and_a_copy_of_the_kv_cache_are_equal() -> None:
     cache = RaggedCache(3, 8, 1, torch.device("cpu"))
     values = torch.arange(3 * 8.0).view(3, 1, 8, 1)
     cache.write(0, torch.arange(3), torch.arange(8).expand(3, -1), values, values)

@@ -28,16 +28,16 @@ from tests import toys
 @example([600, 500, 400, 300], 10_000)
 def test_every_prompt_is_in_one_group_and_groups_keep_to_their_bounds(lengths: list[int], bound: int) -> None:
     groups = group_by_length(lengths, bound)
-    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    assert sorted(member for group in groups for member in group) == list(range(len(lengths)))
     for group in groups:
-        longest = max(lengths[place] for place in group)
+        longest = max(lengths[member] for member in group)
         assert len(group) == 1 or longest * len(group) <= bound
-        assert sum(longest - lengths[place] for place in group) <= MAX_PREFILL_PADDING
+        assert sum(longest - lengths[member] for member in group) <= MAX_PREFILL_PADDING
     # One group is not begun while the one before it has room: what comes next would not have fitted.
-    for one, after in pairwise(groups):
-        more = [*one, after[0]]
-        longest = max(lengths[place] for place in more)
-        padding = sum(longest - lengths[place] for place in more)
+    for first, after in pairwise(groups):
+        more = [*first, after[0]]
+        longest = max(lengths[member] for member in more)
+        padding = sum(longest - lengths[member] for member in more)
         assert longest * len(more) > bound or padding > MAX_PREFILL_PADDING
 
 
@@ -59,9 +59,9 @@ def test_a_cpu_takes_small_groups_with_little_padding() -> None:
 
 def kin(tokens: list[int], origin: object = "one", last_visual: int = 0) -> Prefix:
     ids = torch.tensor(tokens)
-    places = torch.arange(len(tokens))
+    positions = torch.arange(len(tokens))
     deepstack = (torch.zeros(last_visual, 1),) if last_visual else ()
-    made = Prefix(ids, torch.zeros(len(tokens), 1), places, places < last_visual, deepstack)
+    made = Prefix(ids, torch.zeros(len(tokens), 1), positions, positions < last_visual, deepstack)
     return made.of(origin)
 
 
@@ -78,9 +78,9 @@ def test_a_stem_is_what_all_tokens_begin_with_and_leaves_each_prompt_a_column(
     wanted = min(shortest - 1, next((i for i in range(shortest) if len({some[i] for some in tokens}) > 1), shortest))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill_batching, "MIN_SAVING", 1)
-        found = find_stems([kin(some, last_visual=last_visual) for some in tokens], range(len(tokens)))
+        stems = find_stems([kin(some, last_visual=last_visual) for some in tokens], range(len(tokens)))
     is_one = wanted >= max(1, last_visual) and 2 * wanted >= max(map(len, tokens))
-    assert found == ([Stem(tuple(range(len(tokens))), wanted)] if is_one else [])
+    assert stems == ([Stem(tuple(range(len(tokens))), wanted)] if is_one else [])
 
 
 def test_prompts_of_different_or_no_origin_have_no_stem_and_small_savings_are_left() -> None:
@@ -113,20 +113,20 @@ def test_long_stems_are_read_once_and_what_follows_in_bounded_forwards() -> None
         prompts.append(Prefix(ids, whole, torch.arange(300 + length), ids < 0))
     slots = SlotBatch(torch.tensor([2, 0, 3, 1]), (2, 0, 3, 1), (0,) * 4)
     alone, together = lanes(), lanes()
-    one = alone.admit(slots, [[prompt] for prompt in prompts])
+    states = alone.admit(slots, [[prompt] for prompt in prompts])
     some = together.admit(slots, [[prompt.of("one")] for prompt in prompts], max_tokens=50)
     # The stem, the longest alone, the other three.
-    assert (one.num_forwards, some.num_forwards) == (1, 3)
-    torch.testing.assert_close(some.last, one.last, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(some.hidden, one.hidden, atol=1e-4, rtol=1e-4)
+    assert (states.num_forwards, some.num_forwards) == (1, 3)
+    torch.testing.assert_close(some.last, states.last, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(some.hidden, states.hidden, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(together.cache.lens, alone.cache.lens)
     assert together.cache.lens.tolist()[:4] == [340, 303, 303, 307]
 
 
 def prefix(length: int, seed: int) -> Prefix:
     embeds = torch.randn(length, 32, generator=torch.Generator().manual_seed(seed))
-    places = torch.arange(length)
-    return Prefix(places, embeds, places, torch.zeros(length, dtype=torch.bool))
+    positions = torch.arange(length)
+    return Prefix(positions, embeds, positions, torch.zeros(length, dtype=torch.bool))
 
 
 def lanes() -> LaneModel:
@@ -140,14 +140,14 @@ def test_groups_leave_the_same_rows_and_states_as_one_forward() -> None:
     prompts[3] = prompts[1]
     slots = SlotBatch(torch.tensor([3, 0, 5, 1, 2, 4]), (3, 0, 5, 1, 2, 4), (0,) * 6)
     whole, grouped = lanes(), lanes()
-    one = whole.admit(slots, [[prompt] for prompt in prompts], True)
+    states = whole.admit(slots, [[prompt] for prompt in prompts], True)
     some = grouped.admit(slots, [[prompt] for prompt in prompts], True, True, 1200)
     # A CPU has nothing of several long prompts in one forward.
-    assert (one.num_forwards, some.num_forwards) == (1, 3)
-    torch.testing.assert_close(some.last, one.last)
+    assert (states.num_forwards, some.num_forwards) == (1, 3)
+    torch.testing.assert_close(some.last, states.last)
     for row, prompt in enumerate(prompts):
-        torch.testing.assert_close(some.hidden_of(row), one.hidden_of(row))
-        torch.testing.assert_close(some.attention_of(row), one.attention_of(row))
+        torch.testing.assert_close(some.hidden_of(row), states.hidden_of(row))
+        torch.testing.assert_close(some.attention_of(row), states.attention_of(row))
         assert some.hidden_of(row).shape[1] == prompt.length
     torch.testing.assert_close(grouped.cache.lens, whole.cache.lens)
     assert whole.cache.lens.tolist() == [600, 600, 5, 4, 590, 9]

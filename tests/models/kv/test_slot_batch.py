@@ -21,8 +21,8 @@ def test_reading_writing_and_adding_touch_these_slots_and_no_other(ids: tuple[in
     values = -torch.arange(1, 2 * len(ids) + 1).view(len(ids), 2)
     slots.put(memory, values)
     expected = torch.arange(8).view(4, 2)
-    for place, slot in enumerate(ids):
-        expected[slot] = values[place]
+    for index, slot in enumerate(ids):
+        expected[slot] = values[index]
     assert memory.equal(expected)
     counts = torch.tensor([5, 6, 7, 8])
     slots.add(counts, torch.arange(1, len(ids) + 1))
@@ -31,8 +31,8 @@ def test_reading_writing_and_adding_touch_these_slots_and_no_other(ids: tuple[in
 
 
 @pytest.mark.parametrize("ids", IDS)
-def test_only_slots_from_the_first_on_in_order_lead(ids: tuple[int, ...]) -> None:
-    assert isinstance(batch(ids).place, slice) == (list(ids) == list(range(len(ids))))
+def test_only_slots_in_order_from_the_first_use_a_view_of_the_cache(ids: tuple[int, ...]) -> None:
+    assert isinstance(batch(ids).indexer, slice) == (list(ids) == list(range(len(ids))))
 
 
 def test_some_slots_of_a_batch_keep_its_order() -> None:

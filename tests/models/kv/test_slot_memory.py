@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("family", list(toys.FAMILIES))
-def test_a_column_takes_what_the_engine_allocates_for_one(family: str) -> None:
+def test_the_size_of_a_kv_position_is_what_the_engine_allocates(family: str) -> None:
     target = toys.target(family)
     sizes = position_bytes(target.decoder, target.hidden_size)
     engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.Chain(1), checks.Exact()), 3, 160)
@@ -34,11 +34,11 @@ def test_a_column_is_two_tensors_of_every_layers_key_value_heads() -> None:
 def test_half_precision_takes_half() -> None:
     whole, half = toys.target("llama"), toys.target("llama")
     half.decoder.to(torch.bfloat16)
-    sizes = [position_bytes(one.decoder, one.hidden_size)[CPU] for one in (whole, half)]
+    sizes = [position_bytes(target.decoder, target.hidden_size)[CPU] for target in (whole, half)]
     assert sizes[0] == 2 * sizes[1]
 
 
-def test_an_eagle_head_has_a_memory_of_its_own_size() -> None:
+def test_the_kv_cache_of_an_eagle_head_has_its_own_size() -> None:
     network = heads.eagle("llama")
     (num_bytes,) = position_bytes(network, network.hidden_size).values()
     target = toys.target("llama")
@@ -56,6 +56,6 @@ def test_measuring_leaves_the_models_output_as_it_was() -> None:
     assert done[request.sample_id].token_ids == checks.generated("llama", request, target.eos_ids)
 
 
-def test_a_cpu_is_as_free_as_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_of_the_cpu_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.backends.base.free_bytes", lambda: 12345)
     assert backend_for(CPU).free_bytes(CPU) == 12345

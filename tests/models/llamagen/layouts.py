@@ -54,12 +54,12 @@ def official_weights(condition: str, seed: int = 5, **sizes: int) -> dict[str, T
 
 def lantern_weights(official: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same model as LANTERN names it: LlamaForCausalLM, three projections, pairs still side by side."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in official.items():
         if name.endswith("attention.wqkv.weight"):
             for part, rows in zip("qkv", value.chunk(3), strict=True):
                 renamed = name.replace("attention.wqkv", f"self_attn.{part}_proj")
-                found[f"model.{renamed}"] = rows.clone()
+                tensors[f"model.{renamed}"] = rows.clone()
             continue
         for theirs, llama in (
             ("attention.wo.", "self_attn.o_proj."),
@@ -71,8 +71,8 @@ def lantern_weights(official: dict[str, Tensor]) -> dict[str, Tensor]:
             ("tok_embeddings", "embed_tokens"),
         ):
             name = name.replace(theirs, llama)
-        found["lm_head.weight" if name == "output.weight" else f"model.{name}"] = value
-    return found
+        tensors["lm_head.weight" if name == "output.weight" else f"model.{name}"] = value
+    return tensors
 
 
 def lantern_config(condition: str) -> dict[str, Any]:

@@ -90,18 +90,16 @@ def expect_the_published_model(gpt: Gpt, kind: str) -> None:
     prompt, null, padding = reference.prompts(condition)
     for inputs, is_null in ((prompt, False), (null, True)):
         expected = reference.states(inputs, padding, CODES)
-        found = states(gpt, condition, is_null)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        assert not torch.allclose(found, states(gpt, condition, not is_null), atol=1e-2)
+        result = states(gpt, condition, is_null)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(result, states(gpt, condition, not is_null), atol=1e-2)
     logits = gpt.output(states(gpt, condition))[-1]
     torch.testing.assert_close(logits, reference.next_logits(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrapper", ["model", "module", "state_dict", None])
-def test_a_published_file_is_the_published_model_whatever_key_wraps_it(
-    tmp_path: Path, wrapper: str | None, kind: str
-) -> None:
+def test_a_published_file_is_loaded_under_any_wrapping_key(tmp_path: Path, wrapper: str | None, kind: str) -> None:
     weights = official_weights(kind)
     ref = publish(tmp_path, weights if wrapper is None else {wrapper: weights, "steps": 7})
     assert read_gpt_shape(ref) == SHAPES[kind]
@@ -118,7 +116,7 @@ def test_lanterns_folder_is_the_same_model(tmp_path: Path, kind: str) -> None:
     expect_the_published_model(load_gpt(ref, "auto", CPU), kind)
 
 
-def test_lanterns_weights_may_lie_in_several_files(tmp_path: Path) -> None:
+def test_lanterns_weights_may_be_stored_in_several_files(tmp_path: Path) -> None:
     ref = publish_lantern(tmp_path, "text")
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -156,7 +154,7 @@ def test_weights_are_stored_and_loaded_in_the_type_asked_for(tmp_path: Path) -> 
     assert load_gpt(CheckpointRef(str(tmp_path / "half")), "float32", CPU).rotary.cos.dtype == torch.float32
 
 
-def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) -> None:
+def test_training_state_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:
     content = {"optimizer": {"lr": 1e-4}, "args": Namespace(epochs=3), "model": official_weights("text")}
     expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
 
@@ -172,8 +170,8 @@ def named_weights(columns: int = 120) -> dict[str, Tensor]:
     """Weights with the shapes of the published size B that need no memory: the tensors are views of one number."""
     shapes = {name: tuple(value.shape) for name, value in official_weights("text", layers=12, columns=columns).items()}
     sizes = {DIM: 768, 3 * DIM: 3 * 768, FFN: 2048, VOCAB: 16384, FEATURES: 2048}
-    one = torch.zeros(1, dtype=torch.bfloat16)
-    return {name: one.expand([sizes.get(side, side) for side in shape]) for name, shape in shapes.items()}
+    scalar = torch.zeros(1, dtype=torch.bfloat16)
+    return {name: scalar.expand([sizes.get(side, side) for side in shape]) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_a_published_size_implies_its_heads_and_a_published_name_its_grid(tmp_pa
     assert read_gpt_shape(ref) == replace(SIZE_B, grid=grid)
 
 
-def test_a_config_beside_wins_over_the_published_name(tmp_path: Path) -> None:
+def test_a_config_file_overrides_the_shape_of_the_published_name(tmp_path: Path) -> None:
     config = {"model_type": GPT_TYPE, "grid": 24, "num_heads": 6, "rms_eps": 1e-6}
     ref = publish(tmp_path, {"model": named_weights()}, "t2i_B_stage1_256.pt", config)
     assert read_gpt_shape(ref) == replace(SIZE_B, grid=24, num_heads=6, rms_eps=1e-6)
@@ -204,7 +202,7 @@ def refusal(ref: CheckpointRef) -> str:
     return str(result.value)
 
 
-def test_an_unknown_grid_or_number_of_heads_is_asked_for_with_the_key_to_write(tmp_path: Path) -> None:
+def test_a_refusal_of_an_unknown_grid_or_number_of_heads_names_the_key_to_write(tmp_path: Path) -> None:
     heads = {"model_type": GPT_TYPE, "num_heads": HEADS}
     assert 'must give "grid" (16 for 256 px' in refusal(publish(tmp_path, official_weights("text"), config=heads))
     grid = {"model_type": GPT_TYPE, "grid": GRID}
@@ -280,7 +278,7 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     assert "layers.0.attention.wqkv.bias is not known" in refusal(publish(tmp_path, weights))
 
 
-def test_another_networks_weights_are_refused_for_what_they_are(tmp_path: Path) -> None:
+def test_weights_of_another_network_are_refused_by_their_kind(tmp_path: Path) -> None:
     vq = {"quantize.embedding.weight": torch.zeros(4, 8)}
     assert "this is a VQ model, not LlamaGen's GPT" in refusal(publish(tmp_path, {"model": vq}))
     assert "something else (a.weight)" in refusal(publish(tmp_path, {"a.weight": torch.zeros(1)}))
@@ -334,13 +332,13 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
         ({"input_type": "t2i2"}, "input_type in config.json must be t2i or c2i, not 't2i2'"),
     ],
 )
-def test_a_config_of_lanterns_without_what_weights_cannot_tell_is_refused(
+def test_a_config_of_lantern_without_required_fields_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(publish_lantern(tmp_path, "text", **change))
 
 
-def test_places_without_a_checkpoint_are_refused_with_what_was_expected(tmp_path: Path) -> None:
+def test_paths_without_a_checkpoint_are_refused_with_the_expected_files(tmp_path: Path) -> None:
     assert "no such file" in refusal(CheckpointRef(str(tmp_path / "absent.pt")))
     assert "no such folder" in refusal(CheckpointRef(str(tmp_path / "absent")))
     assert "it holds no weights: neither model.safetensors nor a .pt file" in refusal(CheckpointRef(str(tmp_path)))
@@ -358,11 +356,11 @@ def test_the_revision_changes_with_the_weights_and_with_the_config(tmp_path: Pat
     ref = publish(tmp_path, official_weights("text"))
     first, whole = revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))
     assert revision_of(publish(tmp_path, official_weights("text"))) == first
-    found = {first, whole}
+    revisions = {first, whole}
     for weights, config in ((6, BESIDE), (5, BESIDE | {"rms_eps": 1e-6})):
         publish(tmp_path, official_weights("text", seed=weights), config=config)
-        found |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
-    assert len(found) == 6
+        revisions |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
+    assert len(revisions) == 6
 
 
 def test_a_file_of_the_hub_is_fetched_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,14 +77,14 @@ from models.llamagen.cleaning import clean_caption
         ("", ""),
     ],
 )
-def test_the_published_rules(text: str, cleaned: str) -> None:
+def test_captions_are_cleaned_by_the_published_rules(text: str, cleaned: str) -> None:
     assert clean_caption(text) == cleaned
 
 
 @pytest.mark.parametrize(
     ("text", "cleaned"), [("a%2520b", "a b"), ("a %26lt;i%26gt;b", "a b"), ("&lt;b&gt;x&lt;/b&gt;", "x< b>")]
 )
-def test_the_second_round_removes_what_the_first_one_bares(text: str, cleaned: str) -> None:
+def test_the_second_pass_removes_text_that_the_first_pass_creates(text: str, cleaned: str) -> None:
     assert clean_caption(text) == cleaned
 
 
@@ -95,7 +95,7 @@ def test_text_that_looks_like_a_file_or_an_address_raises_no_warning() -> None:
 
 @given(st.text(max_size=60))
 @settings(max_examples=150, deadline=None)
-def test_any_text_comes_out_trimmed_and_on_one_line(text: str) -> None:
+def test_any_cleaned_text_is_trimmed_and_on_one_line(text: str) -> None:
     cleaned = clean_caption(text)
     assert cleaned == cleaned.strip()
     assert "\n" not in cleaned

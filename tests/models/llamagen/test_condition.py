@@ -119,7 +119,7 @@ def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path
         (b"a", PromptError, "a prompt must be text, not bytes"),
     ],
 )
-def test_prompts_without_readable_text_are_refused_for_what_is_wrong(
+def test_prompts_without_text_are_refused_with_the_reason(
     t5: T5Condition, text: Any, kind: type[PromptError], message: str
 ) -> None:
     with pytest.raises(PromptError, match=message) as refused:
@@ -160,10 +160,10 @@ def test_only_the_prompts_used_last_are_remembered(t5: T5Condition, monkeypatch:
     assert NUM_REMEMBERED == 64
 
 
-def test_a_whole_t5_gives_its_encoder(tmp_path: Path) -> None:
+def test_a_full_t5_checkpoint_gives_its_encoder(tmp_path: Path) -> None:
     ref = write(tmp_path, model=T5ForConditionalGeneration)
-    found = load_t5(ref, GPT, "float32", CPU).encode("a b c")
-    torch.testing.assert_close(found, published_features(tmp_path, "a b c"), atol=1e-5, rtol=1e-5)
+    features = load_t5(ref, GPT, "float32", CPU).encode("a b c")
+    torch.testing.assert_close(features, published_features(tmp_path, "a b c"), atol=1e-5, rtol=1e-5)
 
 
 def test_weights_in_torchs_own_format_are_read_without_running_any_pickle(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_weights_in_torchs_own_format_are_read_without_running_any_pickle(tmp_pa
     assert not (tmp_path / "boom").exists()
 
 
-def test_the_encoder_runs_in_the_type_asked_for_and_learns_nothing(folder: Path) -> None:
+def test_the_encoder_runs_in_the_configured_dtype_without_gradients(folder: Path) -> None:
     t5 = load_t5(CheckpointRef(str(folder)), GPT, "bfloat16", CPU)
     assert t5.encode("a").dtype == torch.bfloat16
     assert not t5.encode("a").requires_grad
@@ -194,7 +194,7 @@ def test_an_encoder_that_the_gpt_was_not_trained_with_is_refused(tmp_path: Path)
             check()
 
 
-def test_places_that_hold_no_t5_are_refused(tmp_path: Path, folder: Path) -> None:
+def test_paths_without_a_t5_checkpoint_are_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         check_t5(CheckpointRef(str(tmp_path / "absent")), GPT)
     (tmp_path / "config.json").write_text('{"model_type": ["t5"]}')

@@ -105,8 +105,8 @@ def expect_the_published_network(ref: CheckpointRef) -> None:
     tokens = torch.randint(VOCAB, (length,), generator=generator)
     features = torch.randn(length, DIM, generator=generator)
     fused = network.fuse(network.get_input_embeddings()(tokens), features)
-    found = network(fused[None], torch.arange(length)[None]).last_hidden_state[0]
-    torch.testing.assert_close(found, by_hand(tokens, features), atol=1e-4, rtol=1e-4)
+    states = network(fused[None], torch.arange(length)[None]).last_hidden_state[0]
+    torch.testing.assert_close(states, by_hand(tokens, features), atol=1e-4, rtol=1e-4)
     assert not network.training
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
@@ -122,12 +122,12 @@ def test_a_drafter_in_safetensors_is_the_same(tmp_path: Path) -> None:
     expect_the_published_network(CheckpointRef(str(tmp_path)))
 
 
-def test_its_token_embedding_is_the_files_own(tmp_path: Path) -> None:
+def test_the_token_embedding_of_a_drafter_is_read_from_its_file(tmp_path: Path) -> None:
     network = load_head(image_head(EAGLE, TARGET), publish(tmp_path), "auto", CPU)
     assert torch.equal(network.embed_tokens.weight, published()["embed_tokens.weight"])
 
 
-def test_what_is_saved_is_the_released_layout_and_loads_back(tmp_path: Path) -> None:
+def test_a_saved_drafter_has_the_released_layout_and_loads_back(tmp_path: Path) -> None:
     network = load_head(image_head(EAGLE, TARGET), publish(tmp_path), "auto", CPU)
     save_image_eagle(network, TARGET, tmp_path / "again")
     stored = torch.load(tmp_path / "again" / "pytorch_model.bin", weights_only=True)
@@ -136,7 +136,7 @@ def test_what_is_saved_is_the_released_layout_and_loads_back(tmp_path: Path) -> 
     expect_the_published_network(CheckpointRef(str(tmp_path / "again")))
 
 
-def test_a_fresh_network_has_the_released_sizes_and_turns(tmp_path: Path) -> None:
+def test_a_new_network_has_the_released_sizes_and_rotary_embedding(tmp_path: Path) -> None:
     shape = image_eagle_shape(SIZE_XL)
     llama = shape.layers
     assert (llama.hidden_size, llama.intermediate_size) == (1280, 3584)

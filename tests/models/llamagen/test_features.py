@@ -18,9 +18,9 @@ def matrix(rows: int = 3, dtype: Any = np.float32) -> Any:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_ready_features_of_any_float_type_become_float32(dtype: Any) -> None:
-    found = check_features(matrix(dtype=dtype), WIDTH, 120)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, matrix(dtype=dtype).astype(np.float32))
+    features = check_features(matrix(dtype=dtype), WIDTH, 120)
+    assert features.dtype == np.float32
+    np.testing.assert_array_equal(features, matrix(dtype=dtype).astype(np.float32))
 
 
 def test_features_as_parquet_and_as_the_published_files_hold_them_are_read() -> None:

@@ -109,7 +109,7 @@ def test_training_reaches_every_weight_under_a_bool_mask_and_an_additive_one() -
 
 
 @torch.inference_mode()
-def test_unusual_constants_reach_every_norm_and_every_turn() -> None:
+def test_configured_norm_and_rotary_constants_are_used_in_every_layer() -> None:
     weights = official_weights("class")
     gpt = gpt_from_weights(replace(SHAPES["class"], rms_eps=0.5, rope_base=7.0), weights)
     reference = LlamaGenReference(weights, HEADS, GRID, rms_eps=0.5, rope_base=7.0)
@@ -121,8 +121,8 @@ def test_without_a_mask_attention_is_causal() -> None:
     gpt, reference = model("class")
     prompt, _, padding = reference.prompts(2)
     embeds = torch.cat([gpt.embed_class(2), gpt.get_input_embeddings()(torch.tensor(CODES))])[None]
-    found = gpt(embeds, torch.arange(len(CODES) + 1)[None]).last_hidden_state[0]
-    torch.testing.assert_close(found, reference.states(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
+    outputs = gpt(embeds, torch.arange(len(CODES) + 1)[None]).last_hidden_state[0]
+    torch.testing.assert_close(outputs, reference.states(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()

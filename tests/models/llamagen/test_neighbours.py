@@ -30,7 +30,7 @@ def by_loop(codes: torch.Tensor, k: int, directions: bool) -> list[list[int]]:
     return table
 
 
-def test_the_nearest_codes_of_a_plane_by_hand() -> None:
+def test_nearest_codes_of_a_plane_equal_those_computed_by_hand() -> None:
     l2 = nearest_codes(torch.tensor(PLANE), 4, Proximity("l2"))
     assert l2[0].tolist() == [3, 1, 2, 4], "distances 0.22, 1, 1.41 and 4"
     assert l2[1].tolist() == [0, 3, 2, 4]
@@ -59,7 +59,7 @@ def test_tables_made_in_blocks_equal_a_plain_loop(
     assert table.tolist() == by_loop(codes, 20, directions)
 
 
-def test_equally_near_codes_stand_in_the_order_of_their_numbers() -> None:
+def test_equally_near_codes_are_sorted_by_index() -> None:
     codes = codebook(6)[[0, 1, 2, 0, 1, 2, 0, 3, 0]]
     table = nearest_codes(codes, 8, Proximity())
     assert table[0, :3].tolist() == [3, 6, 8], "three copies of code 0"
@@ -68,7 +68,7 @@ def test_equally_near_codes_stand_in_the_order_of_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine", "random"])
-def test_no_code_is_its_own_neighbour_and_none_comes_twice(metric: Any) -> None:
+def test_no_code_is_its_own_neighbour_or_is_repeated(metric: Any) -> None:
     table = nearest_codes(codebook(50), 49, Proximity(metric))
     for code, row in enumerate(table.tolist()):
         assert sorted([code, *row]) == list(range(50))
@@ -81,9 +81,9 @@ def test_the_first_neighbours_do_not_depend_on_how_many_are_kept() -> None:
 
 
 def test_random_neighbours_follow_the_seed_and_not_the_codes() -> None:
-    one = nearest_codes(codebook(40, 0), 10, Proximity("random", seed=1))
-    assert one.equal(nearest_codes(codebook(40, 1), 10, Proximity("random", seed=1)))
-    assert not one.equal(nearest_codes(codebook(40, 0), 10, Proximity("random", seed=2)))
+    table = nearest_codes(codebook(40, 0), 10, Proximity("random", seed=1))
+    assert table.equal(nearest_codes(codebook(40, 1), 10, Proximity("random", seed=1)))
+    assert not table.equal(nearest_codes(codebook(40, 0), 10, Proximity("random", seed=2)))
     # Every other code is as likely as any: 400 draws of 10 of 39.
     counts = torch.zeros(40)
     for seed in range(400):
@@ -114,6 +114,6 @@ def test_codes_may_come_in_any_floating_type(stored: torch.dtype) -> None:
     ],
 )
 @pytest.mark.parametrize("metric", ["l2", "random"])
-def test_what_has_no_neighbours_is_refused(codes: torch.Tensor, k: int, reason: str, metric: Any) -> None:
+def test_codebooks_without_neighbours_are_refused(codes: torch.Tensor, k: int, reason: str, metric: Any) -> None:
     with pytest.raises(CodebookError, match=reason):
         nearest_codes(codes, k, Proximity(metric))

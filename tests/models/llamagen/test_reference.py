@@ -29,7 +29,7 @@ def test_the_reference_draws_the_codes_of_the_published_code(kind: str, interval
     assert reference.generate(condition, sampling, greedy) == PUBLISHED[kind, interval]
 
 
-def test_the_choice_is_asked_once_per_code_in_order_and_obeyed() -> None:
+def test_the_sampling_function_is_called_once_per_code_in_order() -> None:
     reference = LlamaGenReference(official_weights("class"), HEADS, GRID)
     asked: list[int] = []
 

@@ -25,7 +25,7 @@ def test_condition_positions_and_positions_beyond_the_image_are_zero_not_the_ide
     assert cos[0, 1].abs().min() > 0
 
 
-def test_half_of_the_pairs_turn_by_row_and_half_by_column() -> None:
+def test_half_of_the_pairs_rotate_by_row_and_half_by_column() -> None:
     rotary = GridRotary(head_dim=8, grid=3, num_condition_tokens=1, base=100.0)
     # Row 2, column 1. Speeds of a half with two pairs: 100 ** 0 and 100 ** −(2/4).
     cos, sin = rotary(X, torch.tensor([[1 + 2 * 3 + 1]]))
@@ -59,14 +59,14 @@ def test_the_table_survives_changes_of_type_and_is_not_saved() -> None:
     assert rotary.state_dict() == {}
 
 
-def test_a_model_begun_on_the_meta_device_has_a_real_table() -> None:
+def test_a_model_created_on_the_meta_device_has_a_rotary_table_on_the_cpu() -> None:
     with torch.device("meta"):
         rotary = GridRotary(head_dim=8, grid=3, num_condition_tokens=1)
     assert rotary.cos.device.type == "cpu"
     assert rotary.cos[1].tolist() == [1.0] * 8
 
 
-def test_pairs_side_by_side_become_halves_and_back() -> None:
+def test_interleaved_rotary_pairs_are_converted_to_halves_and_back() -> None:
     rows = torch.arange(12)[:, None]  # two heads of six: (0 1)(2 3)(4 5), (6 7)(8 9)(10 11)
     split = split_pairs(rows, num_heads=2)
     assert split[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]

@@ -123,7 +123,7 @@ def oracle(vq: Vq) -> Oracle:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_codes_and_pixels_are_those_of_a_second_writing(name: str) -> None:
+def test_codes_and_pixels_equal_those_of_a_second_implementation(name: str) -> None:
     vq = tiny(name).double()
     image = pixels(vq)
     codes = vq.encode(image)
@@ -143,20 +143,20 @@ def test_a_code_s_length_changes_neither_lookup_nor_picture() -> None:
     torch.testing.assert_close(other.decode(codes), vq.decode(codes))
 
 
-def test_a_code_s_own_direction_finds_it_again() -> None:
+def test_the_nearest_code_of_a_scaled_code_is_that_code() -> None:
     vq = tiny()
     assert vq.quantize.nearest(vq.codebook * 7).tolist() == list(range(40))
 
 
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 3), columns=st.integers(2, 3), num=st.integers(1, 3))
-def test_images_of_a_batch_do_not_see_each_other(rows: int, columns: int, num: int) -> None:
+def test_images_of_a_batch_do_not_depend_on_each_other(rows: int, columns: int, num: int) -> None:
     vq = tiny().double()
     image = pixels(vq, rows, columns, num)
     codes = vq.encode(image)
     assert codes.shape == (num, rows, columns)
-    assert torch.cat([vq.encode(one[None]) for one in image]).tolist() == codes.tolist()
-    alone = torch.cat([vq.decode(one[None]) for one in codes])
+    assert torch.cat([vq.encode(pixels[None]) for pixels in image]).tolist() == codes.tolist()
+    alone = torch.cat([vq.decode(grid[None]) for grid in codes])
     torch.testing.assert_close(vq.decode(codes), alone)
 
 
@@ -189,14 +189,16 @@ def test_codes_of_another_shape_or_type_are_refused(codes: Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 15, 16), (1, 3, 0, 16), (1, 4, 16, 16), (3, 16, 16)])
-def test_pixels_that_make_no_grid_are_refused(shape: tuple[int, ...]) -> None:
+def test_pixels_of_a_size_without_a_grid_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="sides that 8 divides"):
         tiny().encode(torch.zeros(shape))
 
 
 def test_published_ladders_have_the_public_names_and_shapes() -> None:
     with torch.device("meta"):
-        vq16, vq8 = (Vq(VqShape(16384, multipliers=one)).state_dict() for one in ((1, 1, 2, 2, 4), (1, 2, 2, 4)))
+        vq16, vq8 = (
+            Vq(VqShape(16384, multipliers=multipliers)).state_dict() for multipliers in ((1, 1, 2, 2, 4), (1, 2, 2, 4))
+        )
     # Facts of the public files: 72 million and 70 million parameters.
     assert round(sum(value.numel() for name, value in vq16.items() if "used" not in name) / 1e6) == 72
     assert round(sum(value.numel() for name, value in vq8.items() if "used" not in name) / 1e6) == 70
@@ -219,7 +221,7 @@ def test_published_ladders_have_the_public_names_and_shapes() -> None:
 
 
 @pytest.mark.parametrize("wrapper", [None, "model", "ema", "state_dict"])
-def test_the_published_files_load_whatever_wraps_them(tmp_path: Path, wrapper: str | None) -> None:
+def test_the_published_files_load_under_any_wrapping_key(tmp_path: Path, wrapper: str | None) -> None:
     vq = tiny()
     state = dict(vq.state_dict())
     file = tmp_path / "vq_ds8.pt"
@@ -230,7 +232,7 @@ def test_the_published_files_load_whatever_wraps_them(tmp_path: Path, wrapper: s
     assert torch.equal(loaded.decode(codes), vq.decode(codes))
 
 
-def test_a_saved_folder_loads_the_same_and_only_tensors_travel(tmp_path: Path) -> None:
+def test_a_saved_folder_loads_equal_and_contains_only_tensors(tmp_path: Path) -> None:
     vq = tiny("wide")
     save_vq(vq, tmp_path, torch.bfloat16)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
@@ -280,7 +282,7 @@ def test_a_torn_file_is_named(tmp_path: Path, name: str) -> None:
         load_vq(CheckpointRef(str(tmp_path / name)), "float32", CPU)
 
 
-def test_a_gpt_s_file_is_not_taken_for_a_vq_model_s(tmp_path: Path) -> None:
+def test_a_file_of_a_gpt_is_not_loaded_as_a_vq_model(tmp_path: Path) -> None:
     torch.save({"tok_embeddings.weight": torch.zeros(4, 4)}, tmp_path / "t2i.pt")
     with pytest.raises(CheckpointError, match=r"no VQ model of LlamaGen's family: it holds tok_embeddings\.weight"):
         read_vq_shape(CheckpointRef(str(tmp_path / "t2i.pt")))

@@ -400,9 +400,9 @@ def directory(path: Path) -> None:
 
 
 def unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
+    with socket.socket(socket.AF_UNIX) as listener:
         os.chdir(path.parent)
-        one.bind(path.name)
+        listener.bind(path.name)
 
 
 KINDS: list[Callable[[Path], None]] = [fifo, device, process_file, directory, unix_socket]
@@ -452,7 +452,7 @@ def test_files_of_heads_that_are_not_regular_are_refused(
 def test_links_to_regular_files_are_followed_as_in_the_cache_of_the_hub(folder: Path, tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
-    for file in [one for one in folder.iterdir() if one.is_file()]:
+    for file in [path for path in folder.iterdir() if path.is_file()]:
         file.rename(blobs / file.name)
         file.symlink_to(blobs / file.name)
     load(folder)
@@ -501,7 +501,7 @@ def test_a_header_of_more_tensors_than_weights_is_refused_before_it_is_parsed(
 ) -> None:
     monkeypatch.setattr("models.loading.weight_headers.parse_object", lambda *_: pytest.fail("the header was parsed"))
     entry = b'"t%07d":{"dtype":"F32","shape":[1],"data_offsets":[%d,%d]},'
-    names = b"".join(entry % (place, 4 * place, 4 * place + 4) for place in range(500_000))
+    names = b"".join(entry % (index, 4 * index, 4 * index + 4) for index in range(500_000))
     write_header(folder / "model.safetensors", b"{" + names[:-1] + b"}", 2_000_000)
     assert "bytes for 2,000,000 bytes of weights" in refusal(folder)
     write_header(folder / "model.safetensors", b"{" + names[:-1] + b"}", 200_000_000)
@@ -520,7 +520,7 @@ def test_a_header_as_long_as_its_length_allows_is_not_read(folder: Path) -> None
 
 
 def test_an_index_of_millions_of_entries_is_refused(folder: Path) -> None:
-    entries = ",".join(f'"t{place}":"model.safetensors"' for place in range(900_000))
+    entries = ",".join(f'"t{index}":"model.safetensors"' for index in range(900_000))
     (folder / "model.safetensors.index.json").write_text('{"weight_map":{' + entries + "}}")
     assert "model.safetensors.index.json is damaged" in refusal(folder)
 
@@ -533,8 +533,8 @@ def test_headers_read_the_shapes_that_the_library_writes(tmp_path: Path) -> None
         "d": torch.ones(0, 4),
     }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = read_header(tmp_path / "model.safetensors")
-    assert {name: (one.shape, one.num_bytes) for name, one in found.items()} == {
+    header = read_header(tmp_path / "model.safetensors")
+    assert {name: (tensor.shape, tensor.num_bytes) for name, tensor in header.items()} == {
         name: (tuple(value.shape), value.nbytes) for name, value in tensors.items()
     }
     stored = stored_weights(tmp_path)

@@ -96,7 +96,7 @@ def test_a_mistral_without_a_window_is_taken() -> None:
     assert Target(model, toys.front_end("llama")).vocab_size == toys.VOCAB_SIZE
 
 
-def test_looking_at_a_model_leaves_it_as_it_was() -> None:
+def test_inspection_does_not_change_the_model() -> None:
     model = MistralForCausalLM(MistralConfig(sliding_window=None, **SMALL)).eval()
     ids = torch.tensor([[1, 9, 30, 4]])
     with torch.inference_mode():
@@ -209,7 +209,7 @@ def picture_model(kind: str) -> torch.nn.Module:
     [("paligemma", LATER), ("gemma3", "with a picture, its decoder receives a mask that is not causal")],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_whose_pictures_are_seen_from_both_sides_is_refused(kind: str, reason: str) -> None:
+def test_a_model_with_bidirectional_attention_over_images_is_refused(kind: str, reason: str) -> None:
     model = picture_model(kind).eval()
     toys.randomise(model, 0)
     with pytest.raises(CheckpointError, match=f"cannot be run: {reason}"):
@@ -223,7 +223,7 @@ def test_every_family_of_the_conformance_suite_is_accepted_in_half_precision_too
         assert Target(model, toys.front_end(family)).dtype == dtype
 
 
-def test_weights_that_are_no_numbers_are_refused() -> None:
+def test_nan_weights_are_refused() -> None:
     model = copy.deepcopy(toys.oracle("llama"))
     model.get_output_embeddings().weight.data[5] = float("nan")  # type: ignore[operator]
     with pytest.raises(CheckpointError, match="with text, its own logits are not finite"):

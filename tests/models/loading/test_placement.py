@@ -33,25 +33,27 @@ CPU = torch.device("cpu")
 # --- the plan ------------------------------------------------------------------------------------------------------
 
 
-def loads(first_bytes: int, layer_bytes: list[int], places: tuple[int, ...], num_devices: int) -> list[int]:
+def loads(first_bytes: int, layer_bytes: list[int], devices: tuple[int, ...], num_devices: int) -> list[int]:
     held = [first_bytes] + [0] * (num_devices - 1)
-    for num_bytes, place in zip(layer_bytes, places, strict=True):
-        held[place] += num_bytes
+    for num_bytes, device in zip(layer_bytes, devices, strict=True):
+        held[device] += num_bytes
     return held
 
 
-def test_a_large_target_leaves_the_first_gpu_fewer_layers_beside_what_it_holds_already() -> None:
+def test_the_first_gpu_gets_fewer_layers_because_it_holds_the_embeddings_and_the_drafter() -> None:
     # 80 layers of 1.7 GB, and 7 GB of embeddings, head and vision, with a drafter of 15 GB.
-    places = balance(22_000, [1_700] * 80, 2)
-    assert [places.count(device) for device in range(2)] == [34, 46]
-    assert places == tuple(sorted(places))
+    devices = balance(22_000, [1_700] * 80, 2)
+    assert [devices.count(device) for device in range(2)] == [34, 46]
+    assert devices == tuple(sorted(devices))
     assert [balance(7_000, [1_700] * 80, 4).count(device) for device in range(4)] == [17, 21, 21, 21]
 
 
 @example(5, [1], 3)
 @example(0, [4, 4, 4, 4], 2)
 @given(st.integers(0, 30), st.lists(st.integers(1, 12), min_size=1, max_size=7), st.integers(1, 3))
-def test_no_other_cut_leaves_the_fullest_device_with_less(first: int, layers: list[int], num_devices: int) -> None:
+def test_the_partition_minimises_the_memory_of_the_fullest_device(
+    first: int, layers: list[int], num_devices: int
+) -> None:
     def cuts(left: int, devices: int) -> Iterator[tuple[int, ...]]:
         if devices == 1:
             yield (left,)
@@ -63,8 +65,8 @@ def test_no_other_cut_leaves_the_fullest_device_with_less(first: int, layers: li
         tuple(device for device, count in enumerate(cut) for _ in range(count))
         for cut in cuts(len(layers), num_devices)
     ]
-    found = max(loads(first, layers, balance(first, layers, num_devices), num_devices))
-    assert found == min(max(loads(first, layers, places, num_devices)) for places in others)
+    largest = max(loads(first, layers, balance(first, layers, num_devices), num_devices))
+    assert largest == min(max(loads(first, layers, devices, num_devices)) for devices in others)
 
 
 def test_layers_go_to_their_devices_and_everything_else_to_the_first() -> None:
@@ -89,13 +91,13 @@ def test_a_forward_over_two_devices_mixes_no_tensors_of_both_and_ends_where_it_b
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_model_whose_places_are_all_one_device_gives_the_same_numbers() -> None:
+def test_a_model_placed_on_one_device_gives_the_same_results() -> None:
     with torch.no_grad():
         whole, parted = copy.deepcopy(toys.llama(seed=2)), copy.deepcopy(toys.llama(seed=2))
         spread(parted, parted.model, (CPU, CPU))
         results = [run(LaneModel(model.model, model.lm_head, 3, 1, 64), CPU) for model in (whole, parted)]
-    for expected, found in zip(*results, strict=True):
-        assert torch.equal(expected, found)
+    for expected, result in zip(*results, strict=True):
+        assert torch.equal(expected, result)
 
 
 def test_more_gpus_than_there_are_is_refused(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def linear(weight: list[list[float]], bias: list[float] | None = None, dtype: to
     return made
 
 
-def test_every_outputs_largest_weight_becomes_127_and_the_others_the_nearest_share_of_it() -> None:
+def test_weights_are_rounded_to_int8_by_the_largest_weight_of_each_output() -> None:
     layer = Int8Linear(linear([[1.27, -0.5, 0.004, 0.006], [0.0, -254.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0]]))
     assert layer.weight[:, :4].tolist() == [[127, -50, 0, 1], [0, -127, 2, 0], [0, 0, 0, 0]]
     torch.testing.assert_close(layer.scales[:2], torch.tensor([0.01, 2.0]))
@@ -82,26 +82,26 @@ def test_bfloat16_is_multiplied_as_exactly_as_it_can_be() -> None:
     assert float((layer(inputs).float() - expected).abs().max() / expected.abs().max()) < 0.01
 
 
-def test_a_weight_that_is_not_a_number_stays_none() -> None:
+def test_a_nan_weight_stays_nan() -> None:
     made = linear([[1.0, 2.0]])
     with torch.no_grad():
         made.weight[0, 3] = torch.nan
     assert bool(Int8Linear(made)(torch.ones(1, 16)).isnan().all())
 
 
-def test_layers_that_the_kernel_has_no_width_for_stay_whole() -> None:
+def test_layers_of_unsupported_widths_are_not_quantized() -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 16), nn.Sequential(nn.Linear(48, 4)))
     assert quantise(model, "int8") == 2
     assert [type(model[0]), type(model[1]), type(model[2][0])] == [Int8Linear, nn.Linear, Int8Linear]
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(16, 32), nn.Linear(24, 32))
     assert quantise(model, "fp8") == 1
-    assert [type(one) for one in model] == [nn.Linear, Fp8Linear, nn.Linear]
+    assert [type(layer) for layer in model] == [nn.Linear, Fp8Linear, nn.Linear]
 
 
 # --- fp8: inputs are rounded as well -------------------------------------------------------------------------------
 
 
-def test_every_outputs_largest_weight_becomes_448_and_the_others_the_nearest_number_of_fp8() -> None:
+def test_weights_are_rounded_to_fp8_by_the_largest_weight_of_each_output() -> None:
     layer = Fp8Linear(linear([[448.0, -224.0, 17.0, 1.06], [0.0, -1.75, 0.5, 0.0], *[[0.0] * 4] * 14]))
     # Between 16 and 32 fp8 has steps of 2, between 1 and 2 steps of an eighth; halves go to the even one.
     assert layer.weight.float()[0, :4].tolist() == [448.0, -224.0, 16.0, 1.0]
@@ -157,19 +157,19 @@ def test_a_row_of_fp8_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_no_number_in_fp8_stays_none(value: float) -> None:
+def test_nan_in_fp8_stays_nan(value: float) -> None:
     layer = Fp8Linear(nn.Linear(32, 16))
     inputs = torch.ones(2, 32)
     inputs[0, 3] = value
-    found = layer(inputs)
-    assert bool(found[0].isnan().all())
-    assert bool(found[1].isfinite().all())
+    outputs = layer(inputs)
+    assert bool(outputs[0].isnan().all())
+    assert bool(outputs[1].isfinite().all())
     made = linear([[1.0, 2.0], *[[1.0, 1.0]] * 15])
     with torch.no_grad():
         made.weight[0, 3] = value
-    found = Fp8Linear(made)(torch.ones(1, 16))[0]
-    assert bool(found[0].isnan())
-    assert bool(found[1:].isfinite().all())
+    outputs = Fp8Linear(made)(torch.ones(1, 16))[0]
+    assert bool(outputs[0].isnan())
+    assert bool(outputs[1:].isfinite().all())
 
 
 # --- the rounded model is the target -------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_output_is_that_of_transformers_with_the_rounded_weights(family: str, ki
     done = checks.run(Engine(target, Method(drafter, tree, Exact()), 3, 160), wanted)
     for request in wanted:
         assert done[request.sample_id].token_ids == generate(oracle, family, request, target.eos_ids), request.sample_id
-    accepted = sum(one.telemetry.num_accepted_draft_tokens for one in done.values())
+    accepted = sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values())
     assert (accepted > 0) == (kind != "plain")
 
 
@@ -223,7 +223,7 @@ def test_sampled_output_with_drafts_is_that_without_them(rounding: str) -> None:
     results = []
     for drafter in (NoDrafter(), ModelDrafter(toys.target("llama"), [Full()], toys.VOCAB_SIZE)):
         done = checks.run(Engine(target, Method(drafter, Chain(4), Exact()), 3, 160), wanted)
-        results.append({name: one.token_ids for name, one in done.items()})
+        results.append({name: completion.token_ids for name, completion in done.items()})
     assert results[0] == results[1]
 
 
@@ -318,7 +318,7 @@ def test_a_job_with_fp8_loads_where_its_kernel_is_worth_it(tmp_path: Path, monke
     assert all(len(done[name].token_ids) == len(plain[name].token_ids) > 0 for name in done)
 
 
-def test_compiling_a_rounded_target_at_any_price_is_refused(tmp_path: Path) -> None:
+def test_required_compilation_of_a_quantized_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValidationError, match=r"model\.target\.quantization is 'int8', and such weights are not compiled"
     ):

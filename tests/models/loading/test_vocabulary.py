@@ -26,7 +26,9 @@ def layer(bias: bool, dtype: torch.dtype = torch.float32) -> nn.Linear:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_kept_tokens_have_the_whole_layers_logits_and_all_others_none(bias: bool, dtype: torch.dtype) -> None:
+def test_tokens_of_a_slice_have_the_logits_of_the_full_layer_and_others_minus_infinity(
+    bias: bool, dtype: torch.dtype
+) -> None:
     whole = layer(bias, dtype)
     sliced = SlicedHead.of(whole, [7, 3, 19, 3], vocab_size=25)
     hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -40,7 +42,7 @@ def test_kept_tokens_have_the_whole_layers_logits_and_all_others_none(bias: bool
     assert sum(parameter.numel() for parameter in sliced.parameters()) == 3 * (8 + bias)
 
 
-def test_a_layer_narrower_than_the_vocabulary_gives_its_own_tokens_their_places() -> None:
+def test_logits_of_a_layer_narrower_than_the_vocabulary_have_the_indices_of_their_tokens() -> None:
     whole = layer(False)
     logits = SlicedHead.of(whole, range(20), vocab_size=30)(torch.ones(8))
     torch.testing.assert_close(logits[:20], whole(torch.ones(8)))
@@ -54,7 +56,7 @@ def test_unknown_tokens_are_an_error_of_the_caller(ids: list[int], vocab_size: i
 
 
 @needs_packing
-def test_a_packed_slice_gives_the_same_and_its_copy_goes_with_its_layer() -> None:
+def test_a_packed_slice_gives_equal_logits_and_is_freed_with_its_layer() -> None:
     sliced = SlicedHead.of(layer(True), range(0, 20, 3), vocab_size=20)
     address = sliced.rows.weight.data_ptr()
     packed = pack_head(sliced)
@@ -92,7 +94,7 @@ def test_a_list_comes_back_by_falling_count_with_the_tokens_as_they_were_written
         ('{"tokens": [17]}', r"tokens\[0\] is 17"),
     ],
 )
-def test_what_is_no_list_of_tokens_is_refused_by_name(text: str, reason: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_token_list_is_refused_by_name(text: str, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     file.write_text(text)
     with pytest.raises(VocabularyError, match=reason) as caught:

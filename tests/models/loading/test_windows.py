@@ -78,8 +78,8 @@ def hotter(threshold: int) -> nn.Module:
             self.layer, self.span = layer, threshold
 
         def forward(self, states: torch.Tensor) -> torch.Tensor:
-            place = torch.arange(states.shape[1], device=states.device)
-            scaled: torch.Tensor = self.layer(states) * (1 + (place >= self.span).float()[:, None])
+            position = torch.arange(states.shape[1], device=states.device)
+            scaled: torch.Tensor = self.layer(states) * (1 + (position >= self.span).float()[:, None])
             return scaled
 
     model = LlamaForCausalLM(LlamaConfig(**SMALL, span=threshold)).eval()
@@ -128,7 +128,7 @@ INDEXED: dict[str, Any] = {
 }
 
 
-def test_a_window_that_no_context_exceeds_is_taken_and_gives_the_tokens_of_generate() -> None:
+def test_a_sliding_window_that_no_context_exceeds_is_accepted_and_gives_the_tokens_of_generate() -> None:
     length, window = 36, 48
     assert length + NUM_TOKENS == window
     text = " ".join(["<s>", *(f"w{5 + 7 * i % 40}" for i in range(length - 1))])
@@ -163,8 +163,8 @@ def test_inspection_leaves_the_attention_implementation_as_it_was() -> None:
 
 @given(window=st.integers(1, 5000), num_tokens=st.integers(2, 5000))
 def test_the_first_context_that_a_window_cuts_is_one_longer_than_the_window(window: int, num_tokens: int) -> None:
-    found = first_hidden(sliding_window_causal_mask_function(window), num_tokens, CPU)
-    assert found == (window + 1 if num_tokens > window else None)
+    num_visible = first_hidden(sliding_window_causal_mask_function(window), num_tokens, CPU)
+    assert num_visible == (window + 1 if num_tokens > window else None)
 
 
 @pytest.mark.parametrize("stride", [2, 3, 7])

@@ -52,7 +52,7 @@ def write_sources(folder: Path) -> dict[str, SourceConfig]:
         ids = [f"{number}-{row}" if row % 5 else f"repeated-{row}" for row in range(20)]
         write_parquet(folder / f"parquet/{number:02d}.parquet", {"k": ids, "n": [number] * 20}, row_group_size=7)
         (folder / "jsonl").mkdir(exist_ok=True)
-        text = "".join(json.dumps({"k": one, "n": 1}) + "\n\n" for one in ids)
+        text = "".join(json.dumps({"k": sample_id, "n": 1}) + "\n\n" for sample_id in ids)
         (folder / f"jsonl/{number:02d}.jsonl").write_text(text * (1 + number % 3))
     (folder / "parquet/05.parquet").write_bytes(b"torn")
     return {kind: SourceConfig(kind=kind, path=str(folder / kind), id_column="k") for kind in ("parquet", "jsonl")}
@@ -62,19 +62,20 @@ def main(folder: Path) -> None:
     sources = write_sources(folder / "in")
     survey.PARTITION_FILES, survey.PARTITION_IDS, survey.RANGE_BYTES = 2, 25, 300
     needs = {
-        kind: freezing.needs_of(one, PromptOptions(PromptConfig(text="{n}")), ("n",)) for kind, one in sources.items()
+        kind: freezing.needs_of(source, PromptOptions(PromptConfig(text="{n}")), ("n",))
+        for kind, source in sources.items()
     }
-    expected = {kind: freezing.freeze_for(one) for kind, one in needs.items()}
+    expected = {kind: freezing.freeze_for(source) for kind, source in needs.items()}
     assert expected["jsonl"].files["num_samples"].to_pylist() == [20, 40, 60] * 4
     assert expected["parquet"].files["num_samples"].to_pylist()[5] is None
     repeated = [len(rows) for rows in expected["parquet"].files["repeated_rows"].to_pylist()]
     assert repeated == [0, 4, 4, 4, 4, 0, 4, 4, 4, 4, 4, 4]
     partitions.MIN_RAY_S = 0.0
     with Workers(JOB) as workers:
-        for kind, one in needs.items():
-            found = freezing.freeze_for(one, workers)
-            assert found.files.equals(expected[kind].files)
-            assert found.keep == expected[kind].keep
+        for kind, source in needs.items():
+            frozen = freezing.freeze_for(source, workers)
+            assert frozen.files.equals(expected[kind].files)
+            assert frozen.keep == expected[kind].keep
         assert ray.is_initialized()
         check_errors(workers, folder)
     assert not ray.is_initialized()

@@ -36,7 +36,7 @@ def checkout(root: Path) -> Path:
     return root
 
 
-def test_only_named_folders_travel_without_hidden_files_caches_and_links(tmp_path: Path) -> None:
+def test_the_archive_has_named_folders_without_hidden_files_caches_and_links(tmp_path: Path) -> None:
     root = checkout(tmp_path / "root")
     code_archive.pack(tmp_path / "a.zip", root=root)
     with zipfile.ZipFile(tmp_path / "a.zip") as made:
@@ -58,7 +58,7 @@ def test_equal_checkouts_make_equal_archives_whenever_they_are_packed(tmp_path: 
     assert digests[0] == digests[1]
 
 
-def test_a_job_file_from_elsewhere_travels_too_and_one_of_the_presets_stays_in_its_place(tmp_path: Path) -> None:
+def test_job_files_outside_the_checkout_are_added_to_the_archive_and_presets_keep_their_path(tmp_path: Path) -> None:
     root = checkout(tmp_path / "root")
     (tmp_path / "far.yaml").write_text("far: 1")
     (root / "data/near.yaml").write_text("near: 1")

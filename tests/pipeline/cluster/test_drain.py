@@ -27,7 +27,7 @@ class RecordedCalls:
         return Drains(lambda nodes: self.calls.append(nodes), lambda flag: self.calls.append(flag), events)
 
 
-def test_a_node_is_spared_once_and_rows_are_hurried_while_any_node_drains() -> None:
+def test_a_draining_node_is_reported_once_and_writes_are_immediate_while_any_node_drains() -> None:
     result = RecordedCalls()
     drains = result.drains()
     for draining in ({}, {"b": 0, "a": 0}, {"b": 0, "a": 0}, {"b": 0, "c": 0}, {}, {}, {"b": 0}):
@@ -54,7 +54,7 @@ def test_a_draining_node_is_logged_with_its_deadline(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
+def test_nodes_are_watched_until_the_block_ends() -> None:
     result, seen = RecordedCalls(), threading.Event()
 
     def look() -> Mapping[str, int]:
@@ -68,7 +68,7 @@ def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
     assert "drains" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
+def test_a_process_that_ends_on_a_draining_node_counts_no_death() -> None:
     book = CrashLedgerState()
     book.begin("p0", ["a", "b"], "going")
     book.spare(["going"])
@@ -82,7 +82,7 @@ def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
     assert book.begin("p4", ["a", "b"], "third") == [2, 1]
 
 
-def test_a_row_that_kills_on_one_node_after_another_is_given_up_also_while_nodes_drain() -> None:
+def test_a_row_that_ends_processes_on_several_nodes_is_given_up_also_while_nodes_drain() -> None:
     book = CrashLedgerState()
     book.spare(["n0"])
     deaths = []

@@ -74,7 +74,7 @@ def test_a_second_signal_ends_the_process_at_once(number: int, status: int) -> N
     assert "ended at once: a second signal came" in err
 
 
-def test_the_end_of_the_grace_period_ends_a_process_that_does_not_come_to_its_end() -> None:
+def test_the_end_of_the_grace_period_ends_a_process_that_does_not_exit() -> None:
     process = child(grace_s=0.2, hangs=True)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=LONG_S)
@@ -90,7 +90,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     assert process.returncode == 143
 
 
-def test_handlers_are_as_before_behind_the_block_and_other_threads_take_none() -> None:
+def test_handlers_are_restored_after_the_block_and_other_threads_set_none() -> None:
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     with signals.catch_signals():
         assert signal.getsignal(signal.SIGTERM) != before[0]

@@ -14,7 +14,7 @@ import yaml
 from configs.load import ConfigError
 from pipeline.run.job_plan import ResumeOptions
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import RED, export, files_below, image_job, images, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import RED, export, files_below, image_job, images, records, some_tars, tar_job
 from tests.pipeline.formats.shards import encode, write_parquet
 
 NAMES = ["a.png", "b.png", "s/c.png", "s/d.png"]
@@ -34,21 +34,21 @@ def test_a_folder_is_loaded_with_its_captions(tmp_path) -> None:
     image_job(tmp_path, NAMES)
     [report] = export(tmp_path / "out", section(tmp_path))
     assert report.num_written == 4
-    found = load(tmp_path / "new")
-    assert found.column_names == ["sample_id", "source", "generated_text"]
-    assert sorted(found["generated_text"]) == [f"text of {name}#0" for name in NAMES]
+    dataset = load(tmp_path / "new")
+    assert dataset.column_names == ["sample_id", "source", "generated_text"]
+    assert sorted(dataset["generated_text"]) == [f"text of {name}#0" for name in NAMES]
 
 
 def test_images_are_the_bytes_of_the_source(tmp_path) -> None:
     image_job(tmp_path, NAMES)
     export(tmp_path / "out", section(tmp_path, images="first", columns=["sample_id"]))
-    found = load(tmp_path / "new")
-    assert isinstance(found.features["image"], datasets.Image)
-    stored = found.cast_column("image", datasets.Image(decode=False))
+    dataset = load(tmp_path / "new")
+    assert isinstance(dataset.features["image"], datasets.Image)
+    stored = dataset.cast_column("image", datasets.Image(decode=False))
     assert {row["sample_id"]: row["image"]["bytes"] for row in stored} == {
         f"{name}#0": (tmp_path / "in" / name).read_bytes() for name in NAMES
     }
-    assert found[0]["image"].size == (8, 6)
+    assert dataset[0]["image"].size == (8, 6)
 
 
 @pytest.mark.slow
@@ -75,9 +75,9 @@ def test_all_images_of_rows_and_uris_are_read_again(tmp_path) -> None:
 def test_images_of_tars_are_read_again(tmp_path) -> None:
     tar_job(tmp_path, some_tars())
     export(tmp_path / "out", section(tmp_path, images="first"))
-    found = load(tmp_path / "new").cast_column("image", datasets.Image(decode=False))
-    assert {row["sample_id"]: row["image"]["bytes"] for row in found}["b/c.tar#2"] == encode((2, 1, 2))
-    assert len(found) == 10
+    dataset = load(tmp_path / "new").cast_column("image", datasets.Image(decode=False))
+    assert {row["sample_id"]: row["image"]["bytes"] for row in dataset}["b/c.tar#2"] == encode((2, 1, 2))
+    assert len(dataset) == 10
 
 
 def test_an_image_that_is_gone_is_a_refused_row(tmp_path, monkeypatch) -> None:
@@ -109,8 +109,8 @@ def test_later_results_are_added_and_rows_of_a_file_that_was_set_aside_stay_once
     damaged.write_bytes(damaged.read_bytes()[:-9])
     run(config, ResumeOptions(retry_errors=True))
     export(tmp_path / "out", section(tmp_path))
-    found = load(tmp_path / "new")
-    assert sorted(found["sample_id"]) == [f"{name}#0" for name in NAMES]
+    dataset = load(tmp_path / "new")
+    assert sorted(dataset["sample_id"]) == [f"{name}#0" for name in NAMES]
     assert "rows          4" in (tmp_path / "new/README.md").read_text()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pipeline.exports.made import (
+from tests.pipeline.exports.small_jobs import (
     export,
     files_below,
     image_job,
@@ -67,23 +67,23 @@ def comparable(files: dict[str, bytes]) -> dict[str, Any]:
     }
 
 
-def try_place(case: str, folder: Path, place: int, undisturbed: dict[str, Any], before: dict[str, bytes]) -> bool:
+def try_place(case: str, folder: Path, index: int, undisturbed: dict[str, Any], before: dict[str, bytes]) -> bool:
     """Kill one export, check what is visible, finish it, and compare; return whether it was killed."""
     target = CASES[case][0](folder)
     action = partial(export, folder / "out", section(case, folder))
-    was_killed = killed(action, place)
+    was_killed = killed(action, index)
     visible = comparable(files_below(target)) if target.exists() else {}
     for name, content in visible.items():
         # The card counts the rows of a finished export, and is written last.
-        assert content in (undisturbed[name], before.get(name)), f"{name} is partial after a kill at {place}"
-    killed(action, place // 2 + 1)  # also the second one
+        assert content in (undisturbed[name], before.get(name)), f"{name} is partial after a kill at {index}"
+    killed(action, index // 2 + 1)  # also the second one
     export(folder / "out", section(case, folder))
-    assert comparable(files_below(target)) == undisturbed, f"after a kill at {place}"
+    assert comparable(files_below(target)) == undisturbed, f"after a kill at {index}"
     assert export(folder / "out", section(case, folder))[0].num_parts == 0
     return was_killed
 
 
-def try_places(case: str, tmp_path: Path, places: Callable[[int], int]) -> int:
+def try_places(case: str, tmp_path: Path, indices: Callable[[int], int]) -> int:
     """Kill at increasing places until an export ends before it is killed; return the number of kills."""
     whole = tmp_path / "whole"
     target = CASES[case][0](whole)
@@ -91,20 +91,20 @@ def try_places(case: str, tmp_path: Path, places: Callable[[int], int]) -> int:
     export(whole / "out", section(case, whole))
     undisturbed = comparable(files_below(target))
     for number in range(MAX_KILLS):
-        if not try_place(case, tmp_path / str(number), places(number), undisturbed, before):
+        if not try_place(case, tmp_path / str(number), indices(number), undisturbed, before):
             return number
     raise AssertionError("the export never ended before it was killed")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["append", "dataset", "webdataset"])
-def test_kills_at_some_places_leave_each_caption_once(tmp_path, case) -> None:
+def test_kills_at_some_file_operations_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: 3 + 17 * number) >= 2
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
-def test_kills_at_every_place_leave_each_caption_once(tmp_path, case) -> None:
+def test_kills_at_every_file_operation_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: number + 1) >= 30
 
 
@@ -117,14 +117,14 @@ def test_a_second_export_at_the_same_time_changes_nothing(tmp_path, case) -> Non
     export(whole / "out", section(case, whole))
     undisturbed = comparable(files_below(target))
     num_interrupted = 0
-    for place in (1, 4, 9, 16, 25, 30):
-        folder = tmp_path / str(place)
+    for index in (1, 4, 9, 16, 25, 30):
+        folder = tmp_path / str(index)
         target = CASES[case][0](folder)
         action = partial(export, folder / "out", section(case, folder))
         seconds: list[Any] = []
-        with interrupted(place, lambda seconds=seconds, action=action: seconds.append(action())):
+        with interrupted(index, lambda seconds=seconds, action=action: seconds.append(action())):
             action()
-        assert comparable(files_below(target)) == undisturbed, f"after a second export at {place}"
+        assert comparable(files_below(target)) == undisturbed, f"after a second export at {index}"
         assert action()[0].num_parts == 0
         num_interrupted += len(seconds)
     assert num_interrupted == 6

@@ -13,7 +13,7 @@ from pipeline.storage import retries
 from pipeline.storage.retries import RetryPolicy
 from tests.object_store import S3, Fault, make_bucket
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import RED, export, some_tars
+from tests.pipeline.exports.small_jobs import RED, export, some_tars
 from tests.pipeline.exports.test_webdataset import contents, with_captions
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage import tree
 from pipeline.storage.shard import Shard
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import export, files_below, image_job, images, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import export, files_below, image_job, images, records, some_tars, tar_job
 
 NAMES = ["a.png", "b.c.png", "sub/d.png", "sub/deep/ü e.png"]
 
@@ -48,7 +48,7 @@ def test_every_image_gets_its_caption_and_a_second_run_writes_nothing(tmp_path) 
     assert list((tmp_path / "in").rglob(".*")) == []
 
 
-def test_without_its_ledger_an_export_finds_what_it_has_written(tmp_path) -> None:
+def test_an_export_without_its_record_recognises_the_files_it_has_written(tmp_path) -> None:
     image_job(tmp_path, NAMES)
     for policy in ("skip", "overwrite", "append"):
         section = {"kind": "sidecars", "existing": policy}
@@ -114,7 +114,7 @@ def test_json_holds_the_columns_and_is_continued_as_a_list(tmp_path) -> None:
     assert json.loads((tmp_path / "in/d.json").read_text())["generated_text"] == "text of d.png#0"
     assert (tmp_path / "in/c.json").read_text() == '{"cut'
     assert (report.num_refused, report.num_written) == (1, 3)
-    [refused] = [one for record in records(tmp_path / "out", "sidecars") for one in record["refused"]]
+    [refused] = [row for record in records(tmp_path / "out", "sidecars") for row in record["refused"]]
     assert (refused["sample_id"], refused["error_type"]) == ("c.png#0", "export_failed")
     whole = files_below(tmp_path / "in")
     [again] = export(tmp_path / "out", section)
@@ -175,8 +175,8 @@ def test_sources_that_leave_the_root_or_are_not_listed_are_refused_as_rows(
     before = set(tmp_path.rglob("*"))
     [report] = export(tmp_path / "out", {"kind": "sidecars"})
     assert (report.num_written, report.num_refused) == (1 + tampered_manifest, 6 - tampered_manifest)
-    refused = [one for record in records(tmp_path / "out", "sidecars") for one in record["refused"]]
-    assert {one["error_type"] for one in refused} == {"export_refused"}
+    refused = [row for record in records(tmp_path / "out", "sidecars") for row in record["refused"]]
+    assert {row["error_type"] for row in refused} == {"export_refused"}
     assert len(report.refused) == 5, "the first refused rows are named"
     new = {path for path in set(tmp_path.rglob("*")) - before if "_job" not in path.parts}
     allowed = {tmp_path / "in/a.txt", *([tmp_path / "in/unlisted.txt"] if tampered_manifest else [])}
@@ -207,29 +207,29 @@ def test_a_link_inside_of_the_root_is_followed(tmp_path) -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "overwrite", "append"])
 @pytest.mark.parametrize("obstacle", ["link", "folder", "fifo", "large"])
-def test_an_existing_file_that_is_none_is_never_followed(tmp_path, monkeypatch, policy, obstacle) -> None:
+def test_an_existing_path_that_is_not_a_regular_file_is_never_followed(tmp_path, monkeypatch, policy, obstacle) -> None:
     monkeypatch.setattr(sidecars, "MAX_EXISTING_BYTES", 100)
     image_job(tmp_path, ["a.png"])
-    secret, place = tmp_path / "secret", tmp_path / "in/a.txt"
+    secret, path = tmp_path / "secret", tmp_path / "in/a.txt"
     secret.write_text("keep")
     if obstacle == "link":
-        place.symlink_to(secret)
+        path.symlink_to(secret)
     elif obstacle == "folder":
-        place.mkdir()
+        path.mkdir()
     elif obstacle == "fifo":
-        os.mkfifo(place)
+        os.mkfifo(path)
     else:
-        place.write_text("x" * 101)
+        path.write_text("x" * 101)
     [report] = export(tmp_path / "out", {"kind": "sidecars", "existing": policy})
     assert secret.read_text() == "keep"
     if policy == "skip":
         assert (report.num_existing, report.num_refused) == (1, 0)
     elif policy == "overwrite" and obstacle != "folder":
-        assert not place.is_symlink()
-        assert place.read_text() == "text of a.png#0\n"
+        assert not path.is_symlink()
+        assert path.read_text() == "text of a.png#0\n"
     else:
         assert report.num_refused == 1
-        assert place.is_symlink() == (obstacle == "link")
+        assert path.is_symlink() == (obstacle == "link")
 
 
 def test_a_full_disk_ends_the_export_and_the_next_one_resumes(tmp_path, monkeypatch) -> None:
@@ -275,7 +275,7 @@ def test_sources_without_a_file_per_sample_are_refused(tmp_path) -> None:
         ([{"kind": "sidecars"}, {"kind": "sidecars", "existing": "append"}], r"exports\.1: writes the same files as"),
     ],
 )
-def test_exports_that_cannot_be_are_refused(tmp_path, sections, message) -> None:
+def test_invalid_export_settings_are_refused(tmp_path, sections, message) -> None:
     image_job(tmp_path, NAMES)
     with pytest.raises(ConfigError, match=message):
         export(tmp_path / "out", *sections)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from pipeline.exports import archives
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import RED, export, members, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import RED, export, members, records, some_tars, tar_job
 from tests.pipeline.formats.shards import tar_bytes
 
 MEMBERS = "caption.txt"
@@ -23,28 +23,28 @@ MEMBERS = "caption.txt"
 def contents(data: bytes) -> list[tuple[str, bytes]]:
     """Names and bytes of regular members in order, by the standard library."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return [(one.name, tar.extractfile(one).read()) for one in tar if one.isreg()]  # type: ignore[union-attr]
+        return [(member.name, tar.extractfile(member).read()) for member in tar if member.isreg()]  # type: ignore[union-attr]
 
 
 def with_captions(original: list[tuple[str, bytes]], source: str) -> list[tuple[str, bytes]]:
     """What is expected: after the last member of each sample, its caption."""
-    found = []
-    for place, (name, data) in enumerate(original):
-        found.append((name, data))
+    entries = []
+    for index, (name, data) in enumerate(original):
+        entries.append((name, data))
         key = name.split(".")[0]
-        if place + 1 == len(original) or original[place + 1][0].split(".")[0] != key:
-            number = len({one.split(".")[0] for one, _ in original[: place + 1]}) - 1
-            found.append((f"{key}.caption.txt", f"text of {source}#{number}".encode()))
-    return found
+        if index + 1 == len(original) or original[index + 1][0].split(".")[0] != key:
+            number = len({name.split(".")[0] for name, _ in original[: index + 1]}) - 1
+            entries.append((f"{key}.caption.txt", f"text of {source}#{number}".encode()))
+    return entries
 
 
 def headers(data: bytes) -> dict[str, bytes]:
     """The raw blocks of every member, its extended headers included."""
-    found = {}
+    bytes_of = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        for one in tar:
-            found[one.name] = data[one.offset : one.offset_data + (one.size + 511) // 512 * 512]
-    return found
+        for member in tar:
+            bytes_of[member.name] = data[member.offset : member.offset_data + (member.size + 511) // 512 * 512]
+    return bytes_of
 
 
 def test_tars_have_the_same_names_and_members_and_the_captions(tmp_path) -> None:
@@ -100,7 +100,7 @@ def test_samples_without_a_result_are_left_out_and_listed_until_they_have_one(tm
     [report] = export(tmp_path / "out", section)
     assert (report.num_written, report.num_left_out) == (3, 1)
     expected = with_captions(members(4), "a.tar")
-    assert contents((tmp_path / "new/a.tar").read_bytes()) == [one for one in expected if "001" not in one[0]]
+    assert contents((tmp_path / "new/a.tar").read_bytes()) == [member for member in expected if "001" not in member[0]]
     [record] = records(tmp_path / "out", "webdataset")
     [left] = record["left_out"]
     assert (left["sample_id"], left["error_type"]) == ("a.tar#1", "engine_died")
@@ -146,8 +146,8 @@ def test_a_json_member_holds_the_columns(tmp_path) -> None:
     tar_job(tmp_path, {"a.tar": tar_bytes(members(1))})
     section = {"kind": "webdataset", "path": str(tmp_path / "new"), "extension": "out.json"}
     export(tmp_path / "out", section)
-    found = dict(contents((tmp_path / "new/a.tar").read_bytes()))["d/000.out.json"]
-    assert json.loads(found) == {"sample_id": "a.tar#0", "generated_text": "text of a.tar#0"}
+    record = dict(contents((tmp_path / "new/a.tar").read_bytes()))["d/000.out.json"]
+    assert json.loads(record) == {"sample_id": "a.tar#0", "generated_text": "text of a.tar#0"}
 
 
 # --- hostile archives ----
@@ -169,7 +169,7 @@ def test_keys_that_leave_the_root_are_refused_and_the_rest_is_written(tmp_path) 
     assert [name for name, _ in contents((tmp_path / "new/a.tar").read_bytes())] == ["ok.png", "ok.caption.txt"]
     assert (report.num_written, report.num_refused) == (1, 3)
     [record] = records(tmp_path / "out", "webdataset")
-    assert {one["error_type"] for one in record["refused"]} == {"export_refused"}
+    assert {row["error_type"] for row in record["refused"]} == {"export_refused"}
 
 
 def test_a_tar_that_is_cut_short_keeps_its_whole_samples(tmp_path) -> None:
@@ -188,11 +188,11 @@ def test_folders_hidden_members_long_names_and_global_headers_are_copied(tmp_pat
     long = "d/" + "x" * 150 + "é.png"
     entries = [(folder, b""), (tarfile.TarInfo("d/.hidden"), b"h"), (tarfile.TarInfo(long), RED)]
     for form, options in ((tarfile.GNU_FORMAT, {}), (tarfile.PAX_FORMAT, {"pax_headers": {"comment": "global"}})):
-        place = tmp_path / str(form)
+        target = tmp_path / str(form)
         data = raw_tar(entries, form, **options)
-        tar_job(place, {"a.tar": data})
-        export(place / "out", {"kind": "webdataset", "path": str(place / "new")})
-        new = (place / "new/a.tar").read_bytes()
+        tar_job(target, {"a.tar": data})
+        export(target / "out", {"kind": "webdataset", "path": str(target / "new")})
+        new = (target / "new/a.tar").read_bytes()
         assert contents(new) == [("d/.hidden", b"h"), (long, RED), (long[:-3] + "caption.txt", b"text of a.tar#0")]
         assert {name: headers(new)[name] for name in headers(data)} == headers(data)
         with tarfile.open(fileobj=io.BytesIO(new)) as tar:
@@ -229,7 +229,7 @@ def test_copied_members_are_the_chosen_ones_byte_by_byte(entries, chosen, overwr
         if index is None or (index in chosen and not (overwrite and parts[1] == "b")):
             expected.append((name, content))
     own = [(name, content) for name, content in new if content.startswith(b"caption ")]
-    assert [one for one in new if one not in own] == expected
+    assert [member for member in new if member not in own] == expected
     assert {int(content.split()[1]) for _, content in own} == copied.written
     assert len(own) == len(copied.written)
     assert copied.written | copied.existing == chosen & set(keys.values())
@@ -248,11 +248,11 @@ def test_a_folder_with_files_of_the_user_is_refused_and_untouched(tmp_path) -> N
     assert (tmp_path / "new/a.tar").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize(("place", "message"), [("in/new", "inside the source"), ("out/new", "is inside the other")])
-def test_a_folder_inside_of_source_or_output_is_refused(tmp_path, place, message) -> None:
+@pytest.mark.parametrize(("folder", "message"), [("in/new", "inside the source"), ("out/new", "is inside the other")])
+def test_a_folder_inside_of_source_or_output_is_refused(tmp_path, folder, message) -> None:
     tar_job(tmp_path, some_tars())
     with pytest.raises(ConfigError, match=message):
-        export(tmp_path / "out", {"kind": "webdataset", "path": str(tmp_path / place)})
+        export(tmp_path / "out", {"kind": "webdataset", "path": str(tmp_path / folder)})
 
 
 def test_tars_that_changed_since_the_job_are_refused(tmp_path) -> None:
@@ -263,7 +263,7 @@ def test_tars_that_changed_since_the_job_are_refused(tmp_path) -> None:
 
 
 def test_another_source_is_refused(tmp_path) -> None:
-    from tests.pipeline.exports.made import image_job
+    from tests.pipeline.exports.small_jobs import image_job
 
     image_job(tmp_path, ["a.png"])
     with pytest.raises(ConfigError, match=r"exports\.0: .* source\.kind is 'images'; exports of kind dataset"):

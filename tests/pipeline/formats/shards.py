@@ -79,9 +79,9 @@ def fetched(table: pa.Table, source: SourceConfig) -> pa.Table:
     cells, codes, messages = [], [], []
     for row in table.to_pylist():
         cell, code, message = [], row["error_type"], row["error_message"]
-        found = fetcher.fetch(image["uri"] for image in row["images"] if image["uri"] is not None)
+        contents = fetcher.fetch(image["uri"] for image in row["images"] if image["uri"] is not None)
         for image in row["images"]:
-            data = image["bytes"] if image["uri"] is None else found[image["uri"]]
+            data = image["bytes"] if image["uri"] is None else contents[image["uri"]]
             if isinstance(data, RowError):
                 code, message, cell = data.code, data.message, []
                 break

@@ -19,7 +19,7 @@ from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import kind, limits, parquet, parquet_pages
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
-from tests.pipeline.formats.lies import arrow_bytes, nested_views, parquet_bytes, repeated, replaced
+from tests.pipeline.formats.false_headers import arrow_bytes, nested_views, parquet_bytes, repeated, replaced
 from tests.pipeline.formats.shards import images_of, outcomes, read_all
 
 LARGE = "x" * (limits.TEXT_MAX_BYTES + 1)
@@ -51,15 +51,15 @@ def test_a_large_value_of_a_dictionary_is_an_error_row_each_time_and_others_are_
     assert len(data) < 5000
     source = source_of(tmp_path, data, name, id_column="q" if use == "id" else None)
     before = pa.default_memory_pool().max_memory()
-    found = read_all(source, "{q}" if use == "{q}" else "x", ("q",) if use == "kept" else ())
+    read = read_all(source, "{q}" if use == "{q}" else "x", ("q",) if use == "kept" else ())
     is_large = [False, True, True, False, False, True]
     expected = ["invalid_value" if large else "" for large in is_large]
     if use == "id":
         expected[4] = "duplicate_id"
-    assert found["error_type"].to_pylist() == expected
-    assert "holds a value of 16777217 bytes, more than 16777216" in found["error_message"][1].as_py()
+    assert read["error_type"].to_pylist() == expected
+    assert "holds a value of 16777217 bytes, more than 16777216" in read["error_message"][1].as_py()
     if use == "kept":
-        assert [None if text is None else len(text) for text in found["q"].to_pylist()] == [
+        assert [None if text is None else len(text) for text in read["q"].to_pylist()] == [
             1,
             None,
             None,
@@ -78,12 +78,12 @@ def test_large_images_of_a_dictionary_are_image_errors_and_others_are_read(tmp_p
     if form == "list":
         images = pa.ListArray.from_arrays(pa.array(range(0, 45, 4), pa.int32()), images)
     source = source_of(tmp_path, parquet_bytes({"i": images}), image="i", max_image_bytes=2 * MIB)
-    found = read_all(source)
+    table = read_all(source)
     if form == "list":
-        assert codes_of(found) == ["image_too_large"] * 11
+        assert codes_of(table) == ["image_too_large"] * 11
         return
-    assert codes_of(found) == ["", "image_too_large", "", "", *["image_too_large"] * 40]
-    assert images_of(found)[:4] == [[b"small"], [], [bytes(300)], [b"small"]]
+    assert codes_of(table) == ["", "image_too_large", "", "", *["image_too_large"] * 40]
+    assert images_of(table)[:4] == [[b"small"], [], [bytes(300)], [b"small"]]
 
 
 def test_a_list_of_images_beyond_the_share_of_a_row_is_not_decoded(tmp_path) -> None:
@@ -109,7 +109,9 @@ def test_a_column_that_is_read_as_dictionary_gives_the_same_values(tmp_path, mon
     restarts: list[str] = []
     original = parquet.RowsOfFile._restart
     monkeypatch.setattr(
-        parquet.RowsOfFile, "_restart", lambda self, one: (restarts.append(one.as_dictionary), original(self, one))
+        parquet.RowsOfFile,
+        "_restart",
+        lambda self, column: (restarts.append(column.as_dictionary), original(self, column)),
     )
     table = read_all(source_of(tmp_path, data, span_max_rows=span_rows), keep=("q", "n"))
     assert restarts
@@ -136,12 +138,12 @@ def test_pages_of_every_encoding_are_checked_to_the_end_of_their_chunks(tmp_path
         path.write_bytes(parquet_bytes(columns, data_page_size=1000, row_group_size=1100, **options))
         rows = parquet.RowsOfFile(fsspec.filesystem("file"), str(path), list(columns), kind.FilePiece(path.name))
         chunks: dict[int, parquet_pages.ColumnChunk] = {}
-        found = []
+        results = []
         for _, batch in rows.until(3000):
-            found.append(batch)
+            results.append(batch)
             chunks |= {chunk._stop: chunk for chunk in rows._file.watched}
         rows.close()
-        assert pa.Table.from_batches(found).combine_chunks().cast(pq.read_schema(path)).equals(pq.read_table(path))
+        assert pa.Table.from_batches(results).combine_chunks().cast(pq.read_schema(path)).equals(pq.read_table(path))
         assert len(chunks) == 9
         assert [chunk._next for chunk in chunks.values()] == list(chunks)
 
@@ -208,9 +210,9 @@ def test_the_time_to_reach_a_row_is_bounded_by_the_bytes_before_it(tmp_path, mon
     monkeypatch.setattr(parquet, "MAX_DECODED_BYTES", 3 * MIB)
     data = parquet_bytes({"q": repeated(["x" * 20_000], [0] * 600, pa.string()), "n": range(600)})
     for span_rows in (1, 1000):
-        found = read_all(source_of(tmp_path, data, span_max_rows=span_rows), "{q}")
-        assert codes_of(found) == [""] * 256 + ["broken_shard"] * 344
-        assert "decode to more than 3145728 bytes" in found["error_message"][256].as_py()
+        table = read_all(source_of(tmp_path, data, span_max_rows=span_rows), "{q}")
+        assert codes_of(table) == [""] * 256 + ["broken_shard"] * 344
+        assert "decode to more than 3145728 bytes" in table["error_message"][256].as_py()
     assert codes_of(read_all(source_of(tmp_path, data), "{n}")) == [""] * 600
 
 
@@ -228,8 +230,8 @@ def test_a_batch_of_arrow_that_claims_other_lengths_is_neither_trusted_nor_read(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("place", ["local", "memory"])
-def test_a_batch_of_arrow_that_expands_too_far_is_not_decompressed(tmp_path, monkeypatch, stream, place) -> None:
+@pytest.mark.parametrize("location", ["local", "memory"])
+def test_a_batch_of_arrow_that_expands_too_far_is_not_decompressed(tmp_path, monkeypatch, stream, location) -> None:
     monkeypatch.setattr(limits, "MAX_BLOCK_BYTES", MIB)
     batches = [["a", "b"], ["x" * (2 * MIB), "c"], ["d"]]
     schema, sink = pa.schema([("q", pa.string())]), pa.BufferOutputStream()
@@ -238,12 +240,12 @@ def test_a_batch_of_arrow_that_expands_too_far_is_not_decompressed(tmp_path, mon
         for texts in batches:
             writer.write_batch(pa.record_batch({"q": texts}))
     source = source_of(tmp_path, sink.getvalue().to_pybytes(), "x.arrow")
-    if place == "memory":
+    if location == "memory":
         fsspec.filesystem("memory").pipe_file("/bounds/x.arrow", sink.getvalue().to_pybytes())
         source = source.model_copy(update={"path": "memory://bounds/x.arrow"})
     table = read_all(source, "{q}")
     # The number of rows of remote files is unknown, so one row reports all that are lost.
-    assert codes_of(table) == ["", "", *["broken_shard"] * (3 if place == "local" else 1)]
+    assert codes_of(table) == ["", "", *["broken_shard"] * (3 if location == "local" else 1)]
     assert "expands to 2097" in table["error_message"][2].as_py()
 
 

@@ -53,14 +53,16 @@ def test_tabs_and_other_delimiters(tmp_path) -> None:
 def test_records_that_do_not_fit_are_error_rows_with_their_lines(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(csv.Csv, "max_bytes", 60)
     bad = [b"only one", b"1,2,3,4", b'x,"open', b'x,"closed"y', b"x,\xff", b"x," + b"y" * 60, b"x,y\rz", b'"']
-    (tmp_path / "a.csv").write_bytes(b"\n".join([b"a,q", *(line for one in bad for line in (one, b"good,q"))]))
+    (tmp_path / "a.csv").write_bytes(
+        b"\n".join([b"a,q", *(line for bad_line in bad for line in (bad_line, b"good,q"))])
+    )
     for span_rows in (3, 1000):
         table = read_all(csv_source(tmp_path, span_max_rows=span_rows), "{q}", keep=("a",))
         assert list(outcomes(table).values()) == ["broken_line", ""] * len(bad)
         assert table["a"].to_pylist() == [None, "good"] * len(bad)
         messages = [message for message in table["error_message"].to_pylist() if message]
         assert [message.split(" ")[1].rstrip(":") for message in messages] == [
-            str(2 + 2 * place) for place in range(len(bad))
+            str(2 + 2 * index) for index in range(len(bad))
         ]
 
 
@@ -119,7 +121,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_siz
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=20), st.integers(1, 9), st.integers(1, 60), st.booleans())
-def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_bytes, quote_all) -> None:
+def test_records_are_read_as_they_were_written_at_any_split(rows, span_rows, span_bytes, quote_all) -> None:
     buffer = io.StringIO(newline="")
     quoting = standard_csv.QUOTE_ALL if quote_all else standard_csv.QUOTE_MINIMAL
     writer = standard_csv.writer(buffer, lineterminator="\n", quoting=quoting)
@@ -135,7 +137,7 @@ def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(st.sampled_from(['"', ",", "\n", "x", '""', "\r"]), max_size=40), st.integers(1, 4))
-def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> None:
+def test_every_split_gives_the_same_rows_with_any_quotes(parts, span_rows) -> None:
     fsspec.filesystem("memory").pipe_file("/csv/y.csv", ("a,b\n1,2\n" + "".join(parts)).encode())
     whole = read_all(csv_source("memory://csv/y.csv"), "{a}{b}")
     cut = read_all(csv_source("memory://csv/y.csv", span_max_rows=span_rows), "{a}{b}")
@@ -187,7 +189,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
     whole, whole_rows = read(1 << 30)
     split, split_rows = read(range_bytes)
     assert split_rows == whole_rows
-    facts, expected = (one.files.to_pylist()[0] for one in (split, whole))
+    facts, expected = (table.files.to_pylist()[0] for table in (split, whole))
     if facts["num_samples"] is None:
         # Then no sample begins in the first range, which may lack the header too.
         assert len(header) + len(text) - len(text.lstrip()) >= range_bytes
@@ -205,9 +207,9 @@ def test_records_that_cross_ranges_are_counted_in_few_rounds(tmp_path, monkeypat
     before = survey._begun_inside
 
     def counted(*given) -> dict[int, int]:
-        found = before(*given)
-        rounds.append(len(found))
-        return found
+        result = before(*given)
+        rounds.append(len(result))
+        return result
 
     monkeypatch.setattr(survey, "_begun_inside", counted)
     monkeypatch.setattr(survey, "RANGE_BYTES", 10 * len(record) + 5)
@@ -268,14 +270,14 @@ def test_records_are_joined_as_if_each_line_was_tried_again(text) -> None:
     def joined(form: csv.Csv) -> list[tuple]:
         form.max_bytes = 40
         split = lines.split_lines(io.BytesIO(text.encode()), 40)
-        single = (one for one in split for one in unjoined(one))
-        return [(one.line, one.data) for one in form.join(single, ",") if not one.is_blank]
+        single = (line for line in split for line in unjoined(line))
+        return [(line.line, line.data) for line in form.join(single, ",") if not line.is_blank]
 
     def unjoined(record: lines.Record) -> list[lines.Record]:
         if record.num_lines == 1:
             return [record]
         parts = [] if record.data is None else record.data.split(b"\n")
-        return [lines.Record(record.line + place, data, len(data) + 1, 1) for place, data in enumerate(parts)]
+        return [lines.Record(record.line + index, data, len(data) + 1, 1) for index, data in enumerate(parts)]
 
     assert joined(csv.Csv()) == joined(Slow())
 

@@ -124,7 +124,7 @@ def test_streams_and_files_are_read_alike_wherever_they_lie(tmp_path, stream, sp
 def test_damaged_arrow_files_are_error_rows_and_never_a_crash(tmp_path, stream) -> None:
     whole = ipc_bytes(pa.table({"q": [f"text {n}" * 9 for n in range(10)], "n": list(range(10))}), stream)
     damages = [whole[:size] for size in (0, 3, 30, len(whole) // 2, len(whole) - 9)]
-    damages += [whole[:place] + b"\xff" * 8 + whole[place + 8 :] for place in range(8, len(whole) - 8, 40)]
+    damages += [whole[:index] + b"\xff" * 8 + whole[index + 8 :] for index in range(8, len(whole) - 8, 40)]
     for number, data in enumerate(damages):
         (tmp_path / f"{number:03}.arrow").write_bytes(data)
     source = hf_source(tmp_path, None)
@@ -136,7 +136,7 @@ def test_damaged_arrow_files_are_error_rows_and_never_a_crash(tmp_path, stream) 
     assert {name.split("#")[0] for name in codes} >= {f"{number:03}.arrow" for number in range(4)}
 
 
-def test_a_batch_whose_offsets_lead_astray_is_refused() -> None:
+def test_a_batch_with_invalid_offsets_is_refused() -> None:
     offsets = pa.py_buffer(struct.pack("<3i", 0, 100, 5))
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"hello")])
     with pytest.raises(pa.ArrowInvalid):

@@ -100,7 +100,7 @@ def expected(given: Input) -> list[tuple[str, list[Any]]]:
     asked = inputs.ASKED if given.asks else ("what?", "what?")
     pictures: list[Any] = [(6, 8, 255, 0, 0), (2, 4, 0, 0, 255)]
     seen = [[0, 5], [100, 105]] if given.video else pictures
-    return [(ask, [] if given.kind == "text" else [one]) for ask, one in zip(asked, seen, strict=True)]
+    return [(ask, [] if given.kind == "text" else [row]) for ask, row in zip(asked, seen, strict=True)]
 
 
 @pytest.mark.parametrize(("name", "store"), CELLS)

@@ -61,6 +61,6 @@ def test_one_dataset_is_named_by_itself_and_pinned_to_its_version(folder) -> Non
 
 
 @pytest.mark.parametrize("path", ["nothing.lance", "nothing", ""])
-def test_what_is_no_dataset_is_refused(folder, path) -> None:
+def test_paths_that_are_no_dataset_are_refused(folder, path) -> None:
     with pytest.raises(ConfigError, match=r"^source\.path: "):
         read_all(lance_source(folder / "deeper" / path if not path else folder / path))

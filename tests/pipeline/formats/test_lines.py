@@ -42,7 +42,7 @@ def prompts_of(table: pa.Table, name: str = "text") -> list[str | None]:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_a_line_is_a_prompt_whatever_ends_it_and_blank_lines_are_none(tmp_path, suffix) -> None:
+def test_a_line_with_any_line_ending_is_a_prompt_and_blank_lines_are_skipped(tmp_path, suffix) -> None:
     data = "\ufeffone\r\n\n  two \n \t\r\nthree é\n\nno end".encode()
     (tmp_path / f"p.txt{suffix}").write_bytes(compressed(data, suffix))
     for span_rows in (1, 2, 1000):
@@ -56,12 +56,14 @@ def test_lines_that_cannot_be_used_are_error_rows_with_their_numbers(tmp_path, m
     monkeypatch.setattr(jsonl.Jsonl, "max_bytes", 40)
     bad = [b"{", b"[1]", b'"x"', b"null", b"7", b"\xff{}", b'{"q": "' + b"x" * 40 + b'"}', b'{"q": "a\0"}', b"[" * 40]
     good = b'{"q": "good"}'
-    (tmp_path / "x.jsonl").write_bytes(b"\n".join([good, b"", *(line for one in bad for line in (one, good))]))
+    (tmp_path / "x.jsonl").write_bytes(
+        b"\n".join([good, b"", *(line for bad_line in bad for line in (bad_line, good))])
+    )
     for span_rows in (3, 1000):
         table = read_all(jsonl_source(tmp_path, span_max_rows=span_rows), "{q}")
         assert list(outcomes(table).values()) == [""] + ["broken_line", ""] * len(bad)
         messages = [message for message in table["error_message"].to_pylist() if message]
-        assert [message.split(" ")[1] for message in messages] == [str(3 + 2 * place) for place in range(len(bad))]
+        assert [message.split(" ")[1] for message in messages] == [str(3 + 2 * index) for index in range(len(bad))]
         assert "has more than 40 bytes" in messages[6]
 
 
@@ -115,7 +117,7 @@ def test_columns_of_json_are_prompt_values_kept_text_ids_and_images(tmp_path) ->
         (jsonl_source, "x", ("nope",), r"^sink\.keep_columns: the column 'nope'"),
     ],
 )
-def test_a_column_that_is_nowhere_is_refused_by_name(tmp_path, source, prompt, keep, message) -> None:
+def test_a_column_that_no_line_has_is_refused_by_name(tmp_path, source, prompt, keep, message) -> None:
     (tmp_path / "a.jsonl").write_text("nothing but damage\n")
     (tmp_path / "b.jsonl").write_text('{"q": 1}\n{"a": 2}\n')
     (tmp_path / "c.txt").write_text("x\n")
@@ -166,7 +168,7 @@ def test_a_file_that_shrinks_after_the_listing_gives_an_error_row_for_every_row_
     assert table["error_type"].to_pylist() == [""] * 5 + ["broken_shard"] * 5
 
 
-def test_a_long_line_is_never_held_whole(tmp_path, monkeypatch) -> None:
+def test_a_long_line_is_never_in_memory_as_a_whole(tmp_path, monkeypatch) -> None:
     class Endless:
         left = 300
 
@@ -187,13 +189,13 @@ LINES = st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line), 
 @given(
     LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.integers(1, 9), st.integers(1, 40), st.integers(1, 9)
 )
-def test_whatever_the_cut_the_records_are_those_of_the_whole_file(written, end, ended, rows, size, chunk) -> None:
+def test_records_at_any_split_are_those_of_the_whole_file(written, end, ended, rows, size, chunk) -> None:
     data = end.join([b"first", *written]) + end * ended
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/lines/a.txt", data)
     expected = [
-        line.removesuffix(b"\r").removeprefix(b"" if place else lines.BOM)
-        for place, line in enumerate(data.split(b"\n"))
+        line.removesuffix(b"\r").removeprefix(b"" if index else lines.BOM)
+        for index, line in enumerate(data.split(b"\n"))
     ]
     expected = [line for line in expected if line.strip()]
     before, lines.CHUNK_BYTES = lines.CHUNK_BYTES, chunk
@@ -203,11 +205,11 @@ def test_whatever_the_cut_the_records_are_those_of_the_whole_file(written, end, 
         lines.CHUNK_BYTES = before
     codes = list(outcomes(table).values())
     assert len(codes) == len(expected)
-    for line, code, found in zip(expected, codes, prompts_of(table), strict=True):
+    for line, code, prompt in zip(expected, codes, prompts_of(table), strict=True):
         try:
-            assert (found, code) == (line.decode(), "")
+            assert (prompt, code) == (line.decode(), "")
         except UnicodeDecodeError:
-            assert (found, code) == (None, "broken_line")
+            assert (prompt, code) == (None, "broken_line")
 
 
 CONTENT = st.lists(
@@ -295,22 +297,22 @@ def test_blank_lines_are_joined_and_counted(end) -> None:
     data = b"a\n" + end * 1_000_000 + b"b\n" + end * 9 + b"c"
     records = list(lines.split_lines(io.BytesIO(data), lines.TEXT_MAX_BYTES))
     assert len(records) < 40
-    assert [(one.line, one.data) for one in records if not one.is_blank] == [
+    assert [(record.line, record.data) for record in records if not record.is_blank] == [
         (1, b"a"),
         (1_000_002, b"b"),
         (1_000_012, b"c"),
     ]
-    assert sum(one.num_bytes for one in records) == len(data)
-    assert sum(one.num_lines for one in records) == 1_000_012
+    assert sum(record.num_bytes for record in records) == len(data)
+    assert sum(record.num_lines for record in records) == 1_000_012
 
 
 def test_no_record_of_blank_lines_crosses_the_end_of_a_range() -> None:
     data = b"a\n" + b"\n" * 100 + b"b\n"
     for cut in range(len(data) + 1):
         position, starts = 0, []
-        for one in lines.split_lines(io.BytesIO(data), 1000, cut=cut):
+        for record in lines.split_lines(io.BytesIO(data), 1000, cut=cut):
             starts.append(position)
-            position += one.num_bytes
+            position += record.num_bytes
         if 0 < cut < len(data) - 1:
             assert cut in starts or cut == 1
 
@@ -362,7 +364,7 @@ def test_a_value_that_is_nested_too_deeply_is_its_rows_error() -> None:
     assert samples[4].fields == '{"q": [1]}'
 
 
-def test_rows_of_much_text_are_not_held_together(tmp_path) -> None:
+def test_rows_of_much_text_are_yielded_in_small_batches(tmp_path) -> None:
     source = jsonl_source("x")
     spec = datasource.ReadSpec(source, "x", ("q",), pa.schema([]))
     rows = ((row, {"q": row}, 400_000) for row in range(10))
@@ -381,5 +383,5 @@ def test_only_needed_columns_of_a_row_are_held(tmp_path, kind) -> None:
     spec = datasource.ReadSpec(source, str(tmp_path), ("c5",), pa.schema([("c3", pa.string())]))
     form = {"jsonl": jsonl.Jsonl(), "csv": csv.Csv()}[kind]
     filesystem = fsspec.filesystem("file")
-    found = [dict(row) for _, row, _ in form._rows(filesystem, spec, FilePiece(f"a.{kind}"))]
-    assert found == [{name: type(found[0][name])(name[1:]) for name in ("c5", "c3", "c7")}] * 2
+    rows = [dict(row) for _, row, _ in form._rows(filesystem, spec, FilePiece(f"a.{kind}"))]
+    assert rows == [{name: type(rows[0][name])(name[1:]) for name in ("c5", "c3", "c7")}] * 2

@@ -56,7 +56,7 @@ def test_ids_are_the_relative_path_and_the_row_over_row_groups_and_files(tmp_pat
     st.integers(1, 10),
     st.integers(1, 12),
 )
-def test_whatever_the_cut_every_row_comes_once_with_its_own_values(files, group_rows, span_rows) -> None:
+def test_every_row_is_read_once_with_its_own_values_at_any_split(files, group_rows, span_rows) -> None:
     filesystem = fsspec.filesystem("memory")
     root = "/cuts"
     if filesystem.exists(root):
@@ -169,7 +169,7 @@ def test_integer_ids_become_strings(tmp_path) -> None:
     assert list(outcomes(read_all(parquet_source(tmp_path, id_column="key")))) == ["7", str(2**63 - 1)]
 
 
-def test_kept_columns_travel_with_their_types_and_nulls(tmp_path) -> None:
+def test_kept_columns_keep_their_types_and_nulls(tmp_path) -> None:
     columns = {
         "when": pa.array([1, None, 3], pa.timestamp("ns")),
         "tags": pa.array([["a"], None, []], pa.list_(pa.string())),
@@ -331,8 +331,8 @@ def test_slices_that_come_in_another_order_or_twice_are_the_same_rows(tmp_path, 
     write_parquet(tmp_path / "x.parquet", {"q": texts}, row_group_size=1000, use_dictionary=False, compression="none")
     tasks = spans_of(parquet_source(tmp_path, span_max_bytes=20_000), "{q}").get_read_tasks(1)
     assert len(tasks) == 6
-    found = {number: next(iter(tasks[number]())) for number in (3, 0, 5, 2, 2, 1, 4)}
-    assert [fields["q"] for number in range(6) for fields in fields_of(found[number])] == texts
+    tables = {number: next(iter(tasks[number]())) for number in (3, 0, 5, 2, 2, 1, 4)}
+    assert [fields["q"] for number in range(6) for fields in fields_of(tables[number])] == texts
     assert len(opened) == 5
 
 
@@ -425,19 +425,19 @@ def test_ids_read_as_a_column_are_those_of_the_samples(tmp_path, monkeypatch, dt
     source = SourceConfig(kind="parquet", path=str(tmp_path), id_column="k")
     spec = kind.ReadSpec(source, str(tmp_path), (), pa.schema([])).with_ids_only("k")
 
-    def found(chunks) -> list[tuple[int, str]]:
+    def rows_and_ids(chunks) -> list[tuple[int, str]]:
         pairs = []
         with contextlib.suppress(Exception):
-            for one in chunks:
-                pairs += zip(one.rows.tolist(), one.ids.to_pylist(), strict=True)
+            for chunk in chunks:
+                pairs += zip(chunk.rows.tolist(), chunk.ids.to_pylist(), strict=True)
         return pairs
 
     for start, stop in ((0, None), (1, 999), (399, 401), (650, 1000)):
         piece = kind.FilePiece("a.parquet", start, stop, 1000)
-        samples = found(kind.IdRows.of(chunk) for chunk in parquet.read(filesystem, spec, piece))
+        samples = rows_and_ids(kind.IdRows.of(chunk) for chunk in parquet.read(filesystem, spec, piece))
         while parquet._open_readers:  # a reader that began in another row group has other batches
             parquet._open_readers.popitem()[1].close()
-        assert found(parquet.KIND.ids(filesystem, spec, piece)) == samples
+        assert rows_and_ids(parquet.KIND.ids(filesystem, spec, piece)) == samples
     if not damage and not pa.types.is_null(dtype):
         assert len(samples) == 300 or len(samples) > 250
 
@@ -448,8 +448,8 @@ def test_ids_that_are_not_utf_8_are_left_out(tmp_path) -> None:
     spec = kind.ReadSpec(
         SourceConfig(kind="parquet", path=str(tmp_path), id_column="k"), str(tmp_path), (), pa.schema([])
     )
-    [found] = parquet.KIND.ids(fsspec.filesystem("file"), spec.with_ids_only("k"), kind.FilePiece("a.parquet"))
-    assert (found.rows.tolist(), found.ids.to_pylist()) == ([0, 2], ["a", "b"])
+    [table] = parquet.KIND.ids(fsspec.filesystem("file"), spec.with_ids_only("k"), kind.FilePiece("a.parquet"))
+    assert (table.rows.tolist(), table.ids.to_pylist()) == ([0, 2], ["a", "b"])
 
 
 def test_a_batch_of_ids_stays_small_if_a_dictionary_may_hold_a_large_value(tmp_path) -> None:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from configs.source import SourceConfig
 from pipeline.formats import tar_headers, tars
 from pipeline.formats.tar_archive import Archive
-from tests.pipeline.formats import lies
-from tests.pipeline.formats.lies import END, header, member, number, pax, record, sparse
+from tests.pipeline.formats.false_headers import END, header, member, number, padded, pax, record, sparse
 from tests.pipeline.formats.shards import images_of, outcomes, read_all
 
 FORMS = ("old", "0.0", "0.1", "1.0")
@@ -27,20 +26,20 @@ TERABYTE = 2**40
 def members_of(data: bytes) -> list[tuple]:
     """Every member with its content as this package reads it."""
     archive = Archive(io.BytesIO(data), 10**9)
-    found = []
-    for one in archive:
-        content = archive.content(one) if one.is_file else b""
-        found.append((one.name, one.type, one.size, one.offset, one.end, one.mtime, content))
-    return found
+    entries = []
+    for entry in archive:
+        content = archive.content(entry) if entry.is_file else b""
+        entries.append((entry.name, entry.type, entry.size, entry.offset, entry.end, entry.mtime, content))
+    return entries
 
 
 def members_of_tarfile(data: bytes) -> list[tuple]:
-    found = []
+    entries = []
     with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
-        while (one := tar.next()) is not None:
-            content = tar.extractfile(one).read() if one.isreg() else b""  # type: ignore[union-attr]
-            found.append((one.name, one.type, one.size, one.offset, tar.offset, int(one.mtime), content))
-    return found
+        while (info := tar.next()) is not None:
+            content = tar.extractfile(info).read() if info.isreg() else b""  # type: ignore[union-attr]
+            entries.append((info.name, info.type, info.size, info.offset, tar.offset, int(info.mtime), content))
+    return entries
 
 
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=300).map(
@@ -77,9 +76,9 @@ def test_sparse_members_are_expanded_as_tarfile_expands_them(gaps, rest, form) -
         content += bytes(gap) + b"d" * size
     content += bytes(rest)
     data = sparse(form, "s.txt", len(content), pairs, b"d" * sum(size for _, size in pairs)) + member("z", b"z") + END
-    assert [found[-1] for found in members_of(data)] == [content, b"z"]
+    assert [entry[-1] for entry in members_of(data)] == [content, b"z"]
     if form != "old" and pairs and pairs[0][0]:  # tarfile drops segments at offset 0 of continued old maps
-        assert [found[-1] for found in members_of_tarfile(data)] == [content, b"z"]
+        assert [entry[-1] for entry in members_of_tarfile(data)] == [content, b"z"]
 
 
 class Counted(io.BytesIO):
@@ -94,8 +93,8 @@ class Counted(io.BytesIO):
 
 
 def source_of(data: bytes, **options: Any) -> SourceConfig:
-    fsspec.filesystem("memory").pipe_file("/lies/x.tar", data)
-    return SourceConfig(kind="webdataset", path="memory://lies/x.tar", **options)
+    fsspec.filesystem("memory").pipe_file("/headers/x.tar", data)
+    return SourceConfig(kind="webdataset", path="memory://headers/x.tar", **options)
 
 
 def honest(first: int, stop: int) -> bytes:
@@ -115,7 +114,7 @@ SPARSE_LIES: dict[str, Callable[[str, str], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None, max_examples=25)
 @given(lie=st.sampled_from(sorted(SPARSE_LIES)), num_before=st.integers(0, 3), num_after=st.integers(0, 3))
-def test_honest_members_around_a_sparse_lie_give_all_rows(form, lie, num_before, num_after) -> None:
+def test_members_around_a_false_sparse_header_give_all_rows(form, lie, num_before, num_after) -> None:
     num_honest = num_before + num_after
     lying = SPARSE_LIES[lie](form, "lie.jpg")
     data = honest(0, num_before) + lying * 1 + honest(num_before, num_honest) + END
@@ -150,7 +149,7 @@ SIZE_LIES: dict[str, bytes] = {
     + b"?" * 512,
     "a pax record that is longer than its header": pax(b"99 path=a\n") + header("lie.jpg", 9),
     "a chain of pax headers": pax({"comment": b"x"}) * 2100 + header("lie.jpg", 9),
-    "a chain of long names": (header("././@LongLink", 9, b"L") + lies.padded(b"n" * 9)) * 2100 + header("lie.jpg", 9),
+    "a chain of long names": (header("././@LongLink", 9, b"L") + padded(b"n" * 9)) * 2100 + header("lie.jpg", 9),
     "a long name of a terabyte": header("././@LongLink", number(TERABYTE), b"L"),
     "a pax header of 2 MB": pax({"comment": b"x" * 2_000_000}) + header("lie.jpg", 9),
     "a size for all members": pax({"size": b"9"}, b"g") + header("lie.jpg", 9),
@@ -161,8 +160,8 @@ SIZE_LIES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("lie", SIZE_LIES)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_lie_about_what_is_stored_ends_the_archive_and_reads_no_more_of_it(lie, pack) -> None:
-    data = pack(honest(0, 3) + SIZE_LIES[lie] + lies.padded(b"d" * 9) + END)
+def test_a_header_with_a_false_size_ends_the_archive_without_further_reads(lie, pack) -> None:
+    data = pack(honest(0, 3) + SIZE_LIES[lie] + padded(b"d" * 9) + END)
     codes = list(outcomes(read_all(source_of(data), "{txt}")).values())
     # Before a damaged header, the last sample may lack members.
     assert codes in ([""] * 3 + ["broken_shard"], [""] * 2 + ["broken_shard"])
@@ -174,8 +173,8 @@ def test_a_lie_about_what_is_stored_ends_the_archive_and_reads_no_more_of_it(lie
 
 def test_a_member_that_ends_with_the_archive_is_read() -> None:
     data = header("a.jpg", 512 * 3) + b"d" * 512 * 3
-    [found] = Archive(io.BytesIO(data + END), 10**9)
-    assert found.end == len(data)
+    [entry] = Archive(io.BytesIO(data + END), 10**9)
+    assert entry.end == len(data)
     with pytest.raises(tarfile.ReadError, match="beyond the end of the archive"):
         list(Archive(io.BytesIO(data[:-512]), 10**9))
 
@@ -184,7 +183,7 @@ def test_headers_of_a_member_are_accepted_up_to_their_bound() -> None:
     size = tar_headers.MAX_HEADER_BYTES - tar_headers.BLOCK
     text = record("comment", b"x" * (size - len(record("comment", b"x" * (size - 30))) + size - 30))
     assert len(text) == size
-    assert [found[0] for found in members_of(pax(text) + member("a.jpg", b"a") + END)] == ["a.jpg"]
+    assert [entry[0] for entry in members_of(pax(text) + member("a.jpg", b"a") + END)] == ["a.jpg"]
     with pytest.raises(tarfile.ReadError, match="more than 1048576 bytes"):
         members_of(pax(text[:-1] + b"x\n") + member("a.jpg", b"a") + END)
 

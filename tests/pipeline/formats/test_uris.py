@@ -22,8 +22,8 @@ from tests.waiting import until
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[WebServer]:
-    with running() as found:
-        yield found
+    with running() as web_server:
+        yield web_server
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +40,16 @@ def fetcher(root: object = "/nowhere", private: tuple[str, ...] = (), **options)
     return uris.Fetcher(source, str(root))
 
 
-def outcome(found: uris.Fetcher, uri: str) -> bytes | str:
+def outcome(uri_fetcher: uris.Fetcher, uri: str) -> bytes | str:
     """The bytes, or the error's code."""
-    data = found.fetch([uri])[uri]
+    data = uri_fetcher.fetch([uri])[uri]
     return data.code if isinstance(data, RowError) else data
 
 
 def test_many_uris_are_fetched_at_once_and_each_only_once(server: WebServer) -> None:
     names = [f"http://{server.host}/ok/{number % 20}" for number in range(60)]
-    found = fetcher(private=("127.0.0.1",)).fetch(names)
-    assert found == dict.fromkeys(names, BODY)
+    fetched = fetcher(private=("127.0.0.1",)).fetch(names)
+    assert fetched == dict.fromkeys(names, BODY)
     assert [server.asked[f"/ok/{number}"] for number in range(20)] == [1] * 20
 
 
@@ -77,14 +77,14 @@ def test_many_uris_are_fetched_at_once_and_each_only_once(server: WebServer) -> 
         ("to///[::1]/x", "uri_refused"),
     ],
 )
-def test_what_a_server_may_answer(server: WebServer, path: str, expected: bytes | str) -> None:
-    found = fetcher(private=(server.host,), max_image_bytes=1000)
-    assert outcome(found, f"http://{server.host}/{path}") == expected
+def test_answers_of_a_server_are_images_or_row_errors(server: WebServer, path: str, expected: bytes | str) -> None:
+    uri_fetcher = fetcher(private=(server.host,), max_image_bytes=1000)
+    assert outcome(uri_fetcher, f"http://{server.host}/{path}") == expected
 
 
 def test_a_server_that_stalls_costs_its_time_and_no_more(server: WebServer) -> None:
-    found = fetcher(private=(server.host,), timeout_s=1.0)
-    error = found.fetch([f"http://{server.host}/stalls/x"]).popitem()[1]
+    uri_fetcher = fetcher(private=(server.host,), timeout_s=1.0)
+    error = uri_fetcher.fetch([f"http://{server.host}/stalls/x"]).popitem()[1]
     assert isinstance(error, RowError)
     assert error.code == "unreadable_image"
     until(lambda: server.asked["/stalls/x"] == 4)  # a busy server counts a request after its client has given up
@@ -93,7 +93,7 @@ def test_a_server_that_stalls_costs_its_time_and_no_more(server: WebServer) -> N
 def test_the_request_has_a_user_agent_and_no_credentials(server: WebServer) -> None:
     uri = f"http://user:secret@{server.host}/ok/a b?x=é y#part"
     assert outcome(fetcher(private=("127.0.0.1",)), uri) == BODY
-    [(path, headers)] = [(path, found) for path, found in server.headers.items() if path.startswith("/ok/a")]
+    [(path, headers)] = [(path, headers) for path, headers in server.headers.items() if path.startswith("/ok/a")]
     assert path == "/ok/a%20b?x=%C3%A9%20y"
     assert headers["Host"] == server.host
     assert headers["User-Agent"] == "draftfleet"
@@ -160,8 +160,8 @@ def test_the_address_that_was_checked_is_the_one_connected_to(monkeypatch: pytes
 
 
 def test_a_host_with_one_private_address_among_its_addresses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 80)) for one in ("8.8.8.8", "10.0.0.1")]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
     assert outcome(fetcher(), "http://both.test/x") == "uri_refused"
 
 
@@ -197,10 +197,10 @@ def test_paths_stay_below_the_root_and_the_folders_that_the_job_names(tmp_path) 
     root, other = tmp_path / "root", str(tmp_path / "other")
     both, none = fetcher(root, schemes=("file",)), fetcher(root, schemes=())
     named = fetcher(root, schemes=("file",), local_roots=(other,))
-    for found in (both, none, named):
-        assert outcome(found, "a.bin") == b"a"
-        assert outcome(found, "./x/../a.bin") == b"a"
-        assert outcome(found, "../other/b.bin") == "uri_refused"
+    for uri_fetcher in (both, none, named):
+        assert outcome(uri_fetcher, "a.bin") == b"a"
+        assert outcome(uri_fetcher, "./x/../a.bin") == b"a"
+        assert outcome(uri_fetcher, "../other/b.bin") == "uri_refused"
     for prefix in ("", "file://"):
         assert outcome(both, f"{prefix}{root}/a.bin") == b"a"
         assert outcome(both, f"{prefix}{root}/../other/b.bin") == "uri_refused"
@@ -220,10 +220,10 @@ def test_links_do_not_leave_the_root(tmp_path) -> None:
     (tmp_path / "root/environ").symlink_to("/proc/self/environ")
     (tmp_path / "alias").symlink_to(tmp_path / "root")
     for root in (tmp_path / "root", tmp_path / "alias"):
-        found = fetcher(root, schemes=("file",))
-        assert outcome(found, "inside") == b"a"
+        uri_fetcher = fetcher(root, schemes=("file",))
+        assert outcome(uri_fetcher, "inside") == b"a"
         for uri in ("outside", "folder/secret.bin", "environ", f"file://{root}/outside"):
-            assert outcome(found, uri) == "uri_refused"
+            assert outcome(uri_fetcher, uri) == "uri_refused"
     named = fetcher(tmp_path / "root", local_roots=(str(tmp_path),))
     assert outcome(named, "outside") == b"s"
 
@@ -240,10 +240,10 @@ def test_rows_of_a_remote_source_name_no_file_of_this_machine(tmp_path) -> None:
 def test_only_regular_files_are_opened(tmp_path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
-    found = fetcher(tmp_path, schemes=("file",), local_roots=("/",))
+    uri_fetcher = fetcher(tmp_path, schemes=("file",), local_roots=("/",))
     for uri in ("fifo", "folder", "file:///dev/zero", "file:///dev/tty", "/proc/self/environ", "/sys/kernel/notes"):
-        assert outcome(found, uri) in ("unreadable_image", "missing_image")
-    assert outcome(found, "/proc/self/environ") == "unreadable_image"
+        assert outcome(uri_fetcher, uri) in ("unreadable_image", "missing_image")
+    assert outcome(uri_fetcher, "/proc/self/environ") == "unreadable_image"
 
 
 @pytest.mark.parametrize(
@@ -252,16 +252,16 @@ def test_only_regular_files_are_opened(tmp_path) -> None:
 def test_escaped_dots_do_not_leave_a_root_on_the_web(server: WebServer, uri: str) -> None:
     server.files |= {"in/good.png": BODY, "secret.png": BODY}
     root = f"http://{server.host}/file/in"
-    found = uris.Fetcher(SourceConfig(kind="parquet", path=f"{root}/rows.parquet"), root).fetch([uri, "good.png"])
-    assert found["good.png"] == BODY
-    refusal = found[uri]
+    fetched = uris.Fetcher(SourceConfig(kind="parquet", path=f"{root}/rows.parquet"), root).fetch([uri, "good.png"])
+    assert fetched["good.png"] == BODY
+    refusal = fetched[uri]
     assert isinstance(refusal, RowError)
     assert refusal.code == "uri_refused"
     assert not [path for path in server.asked if "secret" in path]
 
 
 @pytest.mark.parametrize("scheme", ["ftp", "sftp", "smb", "github", "memory", "simplecache", "jupyter", "S3", ""])
-def test_schemes_that_reach_more_than_files_are_not_to_be_had(scheme: str) -> None:
+def test_schemes_of_more_than_files_are_refused(scheme: str) -> None:
     data = {"kind": "parquet", "path": "x", "uri_schemes": [scheme]}
     with pytest.raises(ConfigError, match="uri_schemes"):
         validate(SourceConfig, data, "job.yaml")

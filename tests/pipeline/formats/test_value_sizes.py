@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.formats.value_sizes import value_bytes
-from tests.pipeline.formats.lies import nested_views, repeated
+from tests.pipeline.formats.false_headers import nested_views, repeated
 
 ITEM_BYTES = 8
 

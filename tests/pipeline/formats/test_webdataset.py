@@ -170,7 +170,7 @@ def test_a_sample_split_by_others_is_one_error_row_at_its_first_place(tmp_path) 
     assert images_of(table) == [[], [b"b"], [b"c"]]
 
 
-def test_names_are_only_names(tmp_path) -> None:
+def test_member_names_with_paths_are_not_used_as_paths(tmp_path) -> None:
     write(tmp_path / "x.tar", [("../../etc/passwd.jpg", b"a"), ("/abs/b.jpg", b"b"), ("c:\\d.jpg", b"c")])
     table = read_all(tar_source(tmp_path), keep=("__key__",))
     assert table["__key__"].to_pylist() == ["../../etc/passwd", "/abs/b", "c:\\d"]
@@ -243,7 +243,7 @@ def test_lone_surrogates_and_bytes_in_names_stay_out_of_the_table(tmp_path) -> N
     assert table["__key__"].to_pylist() == ["a", "b\ufffd"]
 
 
-def test_a_field_that_no_first_sample_has_is_refused_by_name(tmp_path) -> None:
+def test_a_field_that_the_first_samples_lack_is_refused_by_name(tmp_path) -> None:
     write(tmp_path / "x.tar", samples(2))
     message = r"^prompt\.text: the column 'nope' is not in the first 16 samples of x\.tar; columns there: __key__, n"
     with pytest.raises(ConfigError, match=message):
@@ -283,7 +283,7 @@ def test_a_damaged_archive_gives_the_samples_before_it_and_one_error_row(tmp_pat
 
 
 @pytest.mark.parametrize(("cut", "num_good"), [(8192 + 1024, 4), (MEMBERS_END, 4), (3 * 2048 + 700, 3)])
-def test_the_sample_under_way_at_the_damage_is_not_passed_off_as_whole(tmp_path, cut, num_good) -> None:
+def test_the_sample_in_which_damage_begins_is_an_error_row(tmp_path, cut, num_good) -> None:
     (tmp_path / "x.tar").write_bytes(WHOLE[:cut])
     codes = list(outcomes(read_all(tar_source(tmp_path))).values())
     assert codes == [""] * num_good + ["broken_shard"]
@@ -398,7 +398,7 @@ def memory_tar(data: bytes) -> SourceConfig:
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(SAMPLES)
-def test_what_is_written_is_what_is_read(written) -> None:
+def test_members_are_read_as_they_were_written(written) -> None:
     members: Members = []
     for key, (image, text) in written.items():
         members.append((f"{key}.jpg", image))
@@ -417,10 +417,10 @@ def test_what_is_written_is_what_is_read(written) -> None:
     st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=6),
     st.integers(0, len(WHOLE)),
 )
-def test_whatever_the_damage_ids_stay_unique_and_in_order(flips, end) -> None:
+def test_ids_stay_unique_and_in_order_under_any_damage(flips, end) -> None:
     data = bytearray(WHOLE)
-    for place, value in flips:
-        data[place] = value
+    for position, value in flips:
+        data[position] = value
     source = memory_tar(bytes(data[:end]))
     codes = outcomes(read_all(source, "{n}") if not flips and end == len(WHOLE) else read_all(source))
     assert list(codes) == [f"x.tar#{number}" for number in range(len(codes))]

@@ -49,7 +49,7 @@ def test_an_unreadable_parquet_file_is_one_error_row_between_its_neighbours(tmp_
     assert table["error_message"][1].as_py().startswith("b.parquet: cannot be read from row 0 on: ")
 
 
-def test_a_source_of_nothing_but_broken_files_is_nothing_but_error_rows(tmp_path) -> None:
+def test_a_source_of_broken_files_only_gives_error_rows_only(tmp_path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"torn")
     source = SourceConfig(kind="parquet", path=str(tmp_path / "a.parquet"), columns=SourceColumnsConfig(image="i"))
     table = read_all(source, "{k}", keep=("k",))

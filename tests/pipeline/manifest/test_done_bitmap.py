@@ -24,25 +24,25 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 @example([[(0, 4), (3, 0), (3, 8)], [(3, 0), (3, 0)]])
 @example([[(5, 7), (5, 1), (5, 7)], []])
 @given(st.lists(st.lists(samples, max_size=12), max_size=6))
-def test_it_holds_what_a_set_of_pairs_holds(batches: list[list[tuple[int, int]]]) -> None:
-    found, expected = DoneBitmap(np.array(COUNTS, np.int64)), set()
+def test_the_done_bitmap_equals_a_set_of_pairs(batches: list[list[tuple[int, int]]]) -> None:
+    bitmap, expected = DoneBitmap(np.array(COUNTS, np.int64)), set()
     for batch in batches:
         there = []
         for pair in batch:
             there.append(pair in expected)
             expected.add(pair)
-        assert found.add(*columns(batch)).tolist() == there
-    assert len(found) == len(expected)
+        assert bitmap.add(*columns(batch)).tolist() == there
+    assert len(bitmap) == len(expected)
     for file, count in enumerate(COUNTS):
         rows = list(range(30 if count == UNKNOWN else count))
-        assert found.has(*columns([(file, row) for row in rows])).tolist() == [(file, row) in expected for row in rows]
+        assert bitmap.has(*columns([(file, row) for row in rows])).tolist() == [(file, row) in expected for row in rows]
         for start in range(0, max(count, 0), 3):
-            result = found.rows(file, start, None).tolist()
+            result = bitmap.rows(file, start, None).tolist()
             assert result == [(file, row) in expected for row in range(start, count)]
-            [number] = found.num_in(np.array([file]), np.array([start]), np.array([-1]))
+            [number] = bitmap.num_in(np.array([file]), np.array([start]), np.array([-1]))
             assert number == sum(result)
-    other = DoneBitmap(found.counts)
-    other.merge(found)
+    other = DoneBitmap(bitmap.counts)
+    other.merge(bitmap)
     assert len(other) == len(expected)
 
 
@@ -54,7 +54,7 @@ def test_rows_beyond_a_file_are_no_samples() -> None:
         done.has(np.array([1]), np.array([-1]))
 
 
-def test_a_file_of_unknown_count_is_never_whole() -> None:
+def test_a_file_of_unknown_count_is_never_complete() -> None:
     done = DoneBitmap(np.array([2, UNKNOWN], np.int64))
     done.add(np.array([0, 0, 1]), np.array([0, 1, 0]))
     assert [done.is_complete(0), done.is_complete(1)] == [True, False]
@@ -69,7 +69,7 @@ def test_a_hundred_million_samples_take_a_bit_each() -> None:
     assert done.num_in(np.arange(100_000), np.zeros(100_000, np.int64), np.full(100_000, -1)).sum() == len(ordinals)
 
 
-def test_paths_are_found_among_many() -> None:
+def test_indices_of_paths_are_found_among_many() -> None:
     paths = pa.chunked_array([pa.array([f"{number:04}" for number in range(500)]), pa.array(["x", "y"])])
     assert PathIndex(paths).find(pa.array(["0300", "gone", "y", "0000"])).tolist() == [300, -1, 501, 0]
     assert PathIndex(paths).find(pa.array([], pa.string())).tolist() == []
@@ -77,7 +77,7 @@ def test_paths_are_found_among_many() -> None:
 
 @example([(0, 0), (0, 1), (3, 4)], 4)
 @given(st.lists(samples, max_size=40), st.integers(1, 12))
-def test_what_remains_of_spans_is_what_is_not_done(pairs: list[tuple[int, int]], max_rows: int) -> None:
+def test_remaining_spans_contain_the_samples_that_are_not_done(pairs: list[tuple[int, int]], max_rows: int) -> None:
     done = DoneBitmap(np.array(COUNTS, np.int64))
     done.add(*columns(pairs))
     files = pa.table(
@@ -111,12 +111,12 @@ def test_what_remains_of_spans_is_what_is_not_done(pairs: list[tuple[int, int]],
 
 
 @pytest.mark.parametrize("count", [7, 8, 9, 16])
-def test_all_but_some_samples_are_the_others_up_to_the_last_one_of_a_file_of_unknown_count(count: int) -> None:
+def test_the_complement_of_some_samples_ends_at_the_last_one_of_a_file_of_unknown_count(count: int) -> None:
     counts = np.array([count, UNKNOWN, UNKNOWN, 3])
     some = [(0, 0), (0, count - 1), (1, 2), (1, 4), (3, 1)]
-    found = DoneBitmap.all_but(counts, *np.array(some).T)
+    bitmap = DoneBitmap.all_but(counts, *np.array(some).T)
     expected = [[*range(1, count - 1)], [0, 1, 3], [], [0, 2]]
     assert [
-        np.flatnonzero(found.rows(file, 0, 20 if file in (1, 2) else None)).tolist() for file in range(4)
+        np.flatnonzero(bitmap.rows(file, 0, 20 if file in (1, 2) else None)).tolist() for file in range(4)
     ] == expected
-    assert len(found) == sum(map(len, expected))
+    assert len(bitmap) == sum(map(len, expected))

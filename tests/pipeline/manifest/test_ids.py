@@ -28,8 +28,8 @@ FILES = st.lists(st.lists(st.sampled_from(["", "a", "b", "a\0", "é" * 200, "c" 
 class Written:
     """Reads ids that are in memory; `places` are the file and row of every id, in the order of reading."""
 
-    def __init__(self, places: list[tuple[int, int, str]]) -> None:
-        self.places = places
+    def __init__(self, positions: list[tuple[int, int, str]]) -> None:
+        self.places = positions
 
     def _table(self, kept: list[tuple[int, int, str]], schema: pa.Schema) -> pa.Table:
         own = pa.array([own_id for _, _, own_id in kept], pa.large_string())
@@ -42,22 +42,24 @@ class Written:
             yield self._table(self.places[start : start + 3], ids.HASHES)
 
     def ids(self, suspects: DoneBitmap) -> Iterator[pa.Table]:
-        inside = [one for one in self.places if suspects.counts[one[0]] < 0 or one[1] < suspects.counts[one[0]]]
+        inside = [
+            triple for triple in self.places if suspects.counts[triple[0]] < 0 or triple[1] < suspects.counts[triple[0]]
+        ]
         for start in range(0, len(inside), 3):
             some = inside[start : start + 3]
-            is_suspect = suspects.has(*(np.array([one[part] for one in some], np.int64) for part in (0, 1)))
-            yield self._table([one for one, keep in zip(some, is_suspect) if keep], ids.IDS)
+            is_suspect = suspects.has(*(np.array([row[part] for row in some], np.int64) for part in (0, 1)))
+            yield self._table([triple for triple, keep in zip(some, is_suspect) if keep], ids.IDS)
 
 
-def repeats_of(places: list[tuple[int, int, str]], counts: list[int]) -> list[tuple[int, int, str]]:
-    found = ids.find_repeats(Written(places), DoneBitmap(np.array(counts, np.int64)), len(places))
-    return [(row["file"], row["row"], row["sample_id"]) for row in found.to_pylist()]
+def repeats_of(positions: list[tuple[int, int, str]], counts: list[int]) -> list[tuple[int, int, str]]:
+    repeats = ids.find_repeats(Written(positions), DoneBitmap(np.array(counts, np.int64)), len(positions))
+    return [(row["file"], row["row"], row["sample_id"]) for row in repeats.to_pylist()]
 
 
-def expected_repeats(places: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def expected_repeats(positions: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     seen: set[str] = set()
     expected = []
-    for file, row, own_id in sorted(set(places)):
+    for file, row, own_id in sorted(set(positions)):
         if own_id in seen:
             expected.append((file, row, own_id))
         seen.add(own_id)
@@ -67,21 +69,21 @@ def expected_repeats(places: list[tuple[int, int, str]]) -> list[tuple[int, int,
 @given(FILES, st.integers(1, 4), st.randoms(), st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_row_but_the_first_of_an_id_is_a_repeat(monkeypatch, files, per_partition, chance, knows_counts) -> None:
-    places = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
+    positions = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
     counts = [len(rows) if knows_counts or file % 2 else -1 for file, rows in enumerate(files)]
     monkeypatch.setattr(ids, "IDS_PER_PARTITION", per_partition)
-    assert repeats_of(places, counts) == expected_repeats(places)
-    chance.shuffle(places)
-    assert repeats_of(places, counts) == expected_repeats(places)
-    assert repeats_of(places + places, counts) == expected_repeats(places), "a place that is read twice is one"
+    assert repeats_of(positions, counts) == expected_repeats(positions)
+    chance.shuffle(positions)
+    assert repeats_of(positions, counts) == expected_repeats(positions)
+    assert repeats_of(positions + positions, counts) == expected_repeats(positions), "a place that is read twice is one"
 
 
 @given(FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_equal_hashes_of_other_ids_repeat_nothing(monkeypatch, files) -> None:
-    places = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
+    positions = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
     monkeypatch.setattr(ids, "hash_ids", lambda values: np.full(len(values), 7, np.uint64))
-    assert repeats_of(places, [len(rows) for rows in files]) == expected_repeats(places)
+    assert repeats_of(positions, [len(rows) for rows in files]) == expected_repeats(positions)
 
 
 def test_a_partition_has_about_the_stated_number_of_ids(monkeypatch, tmp_path) -> None:
@@ -92,14 +94,14 @@ def test_a_partition_has_about_the_stated_number_of_ids(monkeypatch, tmp_path) -
     for part in np.split(rows, 10):
         buckets.add(pa.table([hashes[part], np.zeros(len(part), np.int32), part], schema=ids.HASHES), hashes[part])
     assert len(list((tmp_path / "b").iterdir())) == 100
-    found = list(buckets.drain())
-    assert max(table.num_rows for table in found) < 1250
-    assert sorted(pa.concat_tables(found)["row"].to_pylist()) == rows.tolist()
-    assert all(table["row"].to_pylist() == sorted(table["row"].to_pylist()) for table in found)
+    drained = list(buckets.drain())
+    assert max(table.num_rows for table in drained) < 1250
+    assert sorted(pa.concat_tables(drained)["row"].to_pylist()) == rows.tolist()
+    assert all(table["row"].to_pylist() == sorted(table["row"].to_pylist()) for table in drained)
     assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_rows_beyond_the_count_of_their_file_are_no_suspects() -> None:
+def test_rows_beyond_the_count_of_their_file_are_not_candidates_for_repeats() -> None:
     assert repeats_of([(0, 0, "a"), (0, 1, "b"), (0, 2, "a"), (1, 0, "b")], [2, 1]) == [(1, 0, "b")]
 
 
@@ -138,9 +140,11 @@ def write(folder, kind: str, name: str, ids: list) -> None:
     if kind == "parquet":
         write_parquet(folder / f"{name}.parquet", {"k": ids}, row_group_size=2)
     elif kind == "jsonl":
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"k": one}) + "\n" for one in ids))
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"k": sample_id}) + "\n" for sample_id in ids))
     else:
-        (folder / f"{name}.csv").write_text("k,x\n" + "".join(f"{'' if one is None else one},\n" for one in ids))
+        (folder / f"{name}.csv").write_text(
+            "k,x\n" + "".join(f"{'' if sample_id is None else sample_id},\n" for sample_id in ids)
+        )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
@@ -189,7 +193,7 @@ def test_a_column_that_is_no_id_is_refused(tmp_path, monkeypatch) -> None:
         read_all(SourceConfig(kind="csv", path=str(tmp_path), id_column="k"))
 
 
-def test_an_id_that_looks_like_one_of_ours_does_not_make_two_of_it(tmp_path) -> None:
+def test_a_user_id_in_the_format_of_generated_ids_stays_unique(tmp_path) -> None:
     write(tmp_path, "jsonl", "a", ["a.jsonl#1", None, "p", "p"])
     codes = outcomes(read_all(SourceConfig(kind="jsonl", path=str(tmp_path), id_column="k")))
     assert codes == {"a.jsonl#1": "", "a.jsonl#1#": "missing_id", "p": "", "a.jsonl#3": "duplicate_id"}

@@ -60,7 +60,7 @@ def test_names_of_cameras_are_read_and_hidden_files_are_counted_by_reason(tmp_pa
     }
 
 
-def test_a_glob_is_taken_at_its_word_and_its_root_is_the_fixed_part(tmp_path) -> None:
+def test_a_glob_matches_as_written_and_its_root_is_the_fixed_part(tmp_path) -> None:
     make(tmp_path, "a/1.jpg", "a/2.bin", "b/1.jpg", "b/deep/2.jpg", "b/.h.jpg")
     assert paths(images(f"{tmp_path}/*/1.*")) == ["a/1.jpg", "b/1.jpg"]
     assert paths(images(f"{tmp_path}/b/**")) == ["1.jpg", "deep/2.jpg"]

@@ -44,9 +44,9 @@ def made(folder: Path, shard: Shard | None = None, is_old: bool = True) -> Capti
 
 
 def with_column(table: pa.Table, name: str, values: Any, kind: pa.DataType | None = None) -> pa.Table:
-    place = table.schema.get_field_index(name)
-    field = pa.field(name, kind or table.schema.field(place).type)
-    return table.set_column(place, field, pa.array(values, field.type))
+    column = table.schema.get_field_index(name)
+    field = pa.field(name, kind or table.schema.field(column).type)
+    return table.set_column(column, field, pa.array(values, field.type))
 
 
 def rewrite(output: Path, change: Any, metadata: dict[bytes, bytes | None] | None = None) -> None:
@@ -90,10 +90,10 @@ def test_a_wrong_count_is_one_sentence_and_takes_no_memory(tmp_path: Path, case:
             ConfigError, match=rf"^sink\.path: .*part-00000\.parquet is damaged: .*{message}"
         ) as refused:
             plan_of(config)
-        found = check_output(OutputDir(config.sink.path))
+        result = check_output(OutputDir(config.sink.path))
     assert "\n" not in str(refused.value)
-    assert any(line.startswith(f"{PART}: ") for line in found.problems)
-    assert (found.num_files, found.num_missing, found.is_complete) == (None, None, False)
+    assert any(line.startswith(f"{PART}: ") for line in result.problems)
+    assert (result.num_files, result.num_missing, result.is_complete) == (None, None, False)
 
 
 CHANGES: dict[str, Any] = {

@@ -51,7 +51,9 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("as_url", ["", "source", "sink"])
-def test_each_is_refused_by_name(root: Path, paths: list[str], sink: str, what: str, as_url: str) -> None:
+def test_an_output_inside_of_the_source_is_refused_by_name(
+    root: Path, paths: list[str], sink: str, what: str, as_url: str
+) -> None:
     own = [f"{'file://' if as_url == 'source' else ''}{root}/{path}" for path in paths]
     target = f"{'file://' if as_url == 'sink' else ''}{root}/{sink}"
     with pytest.raises(ConfigError, match=rf"^sink\.path: .*{what}") as refused:
@@ -69,7 +71,7 @@ def test_each_is_refused_by_name(root: Path, paths: list[str], sink: str, what: 
         (["in"], "o"),
     ],
 )
-def test_neighbours_are_not_refused(root: Path, paths: list[str], sink: str) -> None:
+def test_an_output_beside_the_source_is_accepted(root: Path, paths: list[str], sink: str) -> None:
     refuse_overlap(source(*(root / path for path in paths)), str(root / sink))
 
 

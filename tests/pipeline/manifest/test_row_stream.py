@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from pipeline.manifest.row_stream import Draw, Place, RowStream, read_ahead
+from pipeline.manifest.row_stream import Draw, RowStream, StreamPosition, read_ahead
 
 
 class Shelves:
@@ -28,7 +28,7 @@ class Shelves:
     def read(self, span: int) -> pa.Table:
         self.num_read += 1
         first = sum(self.sizes[:span])
-        return pa.table({"sample_id": [f"s{first + place}" for place in range(self.sizes[span])]})
+        return pa.table({"sample_id": [f"s{first + index}" for index in range(self.sizes[span])]})
 
 
 def stream(sizes: list[int], window: int = 7, seed: int = 3) -> RowStream:
@@ -36,8 +36,8 @@ def stream(sizes: list[int], window: int = 7, seed: int = 3) -> RowStream:
 
 
 def ids_of(draw: Draw) -> list[str]:
-    found: list[str] = draw.table.column("sample_id").to_pylist()
-    return found
+    rows: list[str] = draw.table.column("sample_id").to_pylist()
+    return rows
 
 
 def wanted(sizes: list[int]) -> list[str]:
@@ -56,17 +56,17 @@ def test_every_epoch_has_every_wanted_row_once_in_an_order_of_its_own() -> None:
 
 
 def test_another_seed_gives_another_order_and_the_same_seed_the_same() -> None:
-    one, again, other = (ids_of(next(stream([30], 100, seed).draws(27))) for seed in (1, 1, 2))
-    assert one == again != other
+    first, again, other = (ids_of(next(stream([30], 100, seed).draws(27))) for seed in (1, 1, 2))
+    assert first == again != other
 
 
 def test_rows_are_mixed_within_a_window_and_not_beyond_it() -> None:
     order = ids_of(next(stream([100], window=9).draws(90)))
-    places = [wanted([100]).index(sample_id) for sample_id in order]
-    assert [sorted(places[start : start + 9]) for start in range(0, 90, 9)] == [
+    positions = [wanted([100]).index(sample_id) for sample_id in order]
+    assert [sorted(positions[start : start + 9]) for start in range(0, 90, 9)] == [
         list(range(start, start + 9)) for start in range(0, 90, 9)
     ]
-    assert places != sorted(places)
+    assert positions != sorted(positions)
 
 
 @settings(deadline=None, max_examples=60)
@@ -76,14 +76,14 @@ def test_rows_are_mixed_within_a_window_and_not_beyond_it() -> None:
     batch=st.integers(1, 9),
     cut=st.integers(0, 30),
 )
-def test_a_stream_taken_up_at_any_place_goes_on_as_if_it_had_never_been_left(
+def test_a_stream_resumed_at_any_position_gives_the_rows_of_an_uninterrupted_one(
     sizes: list[int], window: int, batch: int, cut: int
 ) -> None:
     whole = list(islice(stream(sizes, window).draws(batch), cut + 12))
-    place = whole[cut - 1].place if cut else None
-    later = list(islice(stream(sizes, window).draws(batch, place), 12))
-    assert [(ids_of(draw), draw.epoch, draw.first, draw.place) for draw in later] == [
-        (ids_of(draw), draw.epoch, draw.first, draw.place) for draw in whole[cut:]
+    position = whole[cut - 1].position if cut else None
+    later = list(islice(stream(sizes, window).draws(batch, position), 12))
+    assert [(ids_of(draw), draw.epoch, draw.first, draw.position) for draw in later] == [
+        (ids_of(draw), draw.epoch, draw.first, draw.position) for draw in whole[cut:]
     ]
 
 
@@ -91,20 +91,20 @@ def test_rows_before_a_position_are_not_read_again() -> None:
     rows = stream([10] * 20, window=10)
     draws = rows.draws(9)
     for _ in range(15):
-        place = next(draws).place
+        position = next(draws).position
     assert isinstance(rows.spans, Shelves)
     rows.spans.num_read = 0
-    next(rows.draws(9, place))
+    next(rows.draws(9, position))
     assert rows.spans.num_read <= 4
 
 
-def test_a_place_is_five_numbers_that_come_back_from_json_as_they_were() -> None:
-    place = next(stream([20]).draws(6)).place
-    assert Place(**vars(place)) == place
-    assert Counter(map(type, vars(place).values())) == {int: 5}
+def test_a_position_is_five_numbers_that_json_restores() -> None:
+    position = next(stream([20]).draws(6)).position
+    assert StreamPosition(**vars(position)) == position
+    assert Counter(map(type, vars(position).values())) == {int: 5}
 
 
-def test_a_source_without_a_wanted_row_is_refused_and_not_read_for_ever() -> None:
+def test_a_source_without_a_wanted_row_is_refused() -> None:
     rows = RowStream(Shelves([3, 4]), lambda sample_id: False, 0, 5)
     with pytest.raises(ConfigError, match=r"^source: no row is left"):
         next(rows.draws(2))
@@ -115,10 +115,10 @@ def test_reading_ahead_changes_neither_order_nor_errors() -> None:
         yield from range(20)
         raise KeyError("torn")
 
-    found: list[int] = []
+    rows: list[int] = []
     with pytest.raises(KeyError, match="torn"):
-        found.extend(read_ahead(numbers(), 3))  # type: ignore[arg-type]
-    assert found == list(range(20))
+        rows.extend(read_ahead(numbers(), 3))  # type: ignore[arg-type]
+    assert rows == list(range(20))
     assert list(read_ahead(iter("abc"), 5)) == ["a", "b", "c"]
     endless = read_ahead(iter(int, 1), 2)
     assert next(endless) == 0

@@ -39,11 +39,11 @@ def files_of(counts: list[int], groups: int) -> pa.Table:
 
 
 def samples_of(pieces: list[spans.Piece], counts: list[int]) -> list[tuple[int, int]]:
-    found = []
+    samples = []
     for file, start, stop in pieces:
         end = stop if stop is not None else counts[file] if counts[file] != UNKNOWN else start + 1
-        found += [(file, row) for row in range(start, end)]
-    return found
+        samples += [(file, row) for row in range(start, end)]
+    return samples
 
 
 @given(COUNTS, st.integers(2, 6), st.integers(1, 9), st.integers(1, 3), st.integers(0, 12))
@@ -58,26 +58,26 @@ def test_shards_contain_every_sample_once(counts, num_shards, max_rows, groups, 
         if high > low
     )
     everything = Counter(samples_of([piece for span in planned for piece in span], counts))
-    found: Counter[tuple[int, int]] = Counter()
+    num_times: Counter[tuple[int, int]] = Counter()
     for number in range(num_shards):
         mine = samples_of(
             [piece for span in plan_shard(files, cuts, number, max_rows, 1 << 30) for piece in span], counts
         )
-        found.update(mine)
+        num_times.update(mine)
         for file in range(len(counts)):
             start, stop = rows_of(cuts, number, file)
             own = {row for at, row in mine if at == file}
             end = (counts[file] if counts[file] != UNKNOWN else 1) if stop is None else stop
             assert own == set(range(start, end)), "rows_of and plan_shard agree"
-    assert found == everything
+    assert num_times == everything
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=30).filter(any), st.integers(2, 8))
 def test_shards_of_known_counts_have_equal_numbers_of_samples(counts, num_shards) -> None:
     made = cut(np.array(counts), np.ones(len(counts), np.int64), 0, num_shards)
     ends = np.cumsum([0, *counts])
-    places = [int(ends[bound.file]) + bound.row for bound in made.bounds]
-    sizes = np.diff(places)
+    positions = [int(ends[bound.file]) + bound.row for bound in made.bounds]
+    sizes = np.diff(positions)
     assert sizes.sum() == sum(counts)
     assert sizes.max() - sizes.min() <= 1
     assert Cut.from_json(made.to_json()) == made

@@ -87,8 +87,8 @@ def main() -> None:
     peak = peak_bytes()
     clips.close_worker()
     child = peak_bytes(resource.RUSAGE_CHILDREN)
-    found = {"base": base, "peak": peak, "child": child, "tasks": tasks, "codes": codes, "processed": num_processed}
-    print(json.dumps(found))
+    peaks = {"base": base, "peak": peak, "child": child, "tasks": tasks, "codes": codes, "processed": num_processed}
+    print(json.dumps(peaks))
 
 
 if __name__ == "__main__":

@@ -193,8 +193,8 @@ SEEDS = [JPEG, encode(size=(20, 20)), encode(kind="GIF"), encode(kind="TIFF"), e
 )
 def test_damaged_images_give_pixels_or_a_known_code_and_nothing_else(data, flips, cut) -> None:
     damaged = bytearray(data)
-    for place, value in flips:
-        damaged[place % len(damaged)] = value
+    for position, value in flips:
+        damaged[position % len(damaged)] = value
     outcome = ""
     try:
         pixels = decode(bytes(damaged[: len(damaged) - cut]))
@@ -217,7 +217,7 @@ def read_table(cells: list[list[bytes]], fields: list[dict] | None = None, codes
             "row_index": list(range(count)),
             "videos": [[] for _ in range(count)],
             "images": [[{"bytes": data} for data in cell] for cell in cells],
-            "fields": [json.dumps(one) for one in fields or [{}] * count],
+            "fields": [json.dumps(values) for values in fields or [{}] * count],
             "error_type": codes or [""] * count,
             "error_message": ["earlier" if code else "" for code in codes or [""] * count],
             "url": [None if index % 2 else f"u{index}" for index in range(count)],
@@ -226,7 +226,7 @@ def read_table(cells: list[list[bytes]], fields: list[dict] | None = None, codes
     )
 
 
-def test_rows_are_decoded_in_order_and_kept_columns_travel() -> None:
+def test_rows_are_decoded_in_order_with_their_kept_columns() -> None:
     table = read_table(
         [[encode("red")], [encode("blue", (4, 2)), encode("lime")], []], [{"q": "1"}, {"q": "2"}, {"q": "3"}]
     )

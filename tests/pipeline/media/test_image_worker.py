@@ -127,7 +127,7 @@ def test_an_image_that_takes_too_long_ends_the_process(worker_of: Make) -> None:
     assert worker.pid is None
 
 
-def test_a_process_that_does_not_read_cannot_hold_its_supervisor_up(worker_of: Make) -> None:
+def test_a_process_that_does_not_read_does_not_block_its_supervisor(worker_of: Make) -> None:
     stuck = "import signal\nchild._exactly = lambda *args: signal.pause()"
     worker = worker_of(DecodeLimits(timeout_s=0.2), code=stuck)
     assert code_of(worker, encode() + bytes(8 << 20)) == "decode_timeout"
@@ -175,16 +175,16 @@ def test_images_and_videos_of_a_job_share_one_process() -> None:
     assert clips._running == {}
 
 
-def test_a_jpeg_that_is_shrunk_looks_as_if_it_had_been_decoded_whole() -> None:
+def test_a_jpeg_decoded_at_reduced_size_is_close_to_the_shrunk_full_image() -> None:
     data = saved(noise(3200, 2400), "JPEG", quality=90)
     whole = Image.fromarray(decode(data, 10**8))
     for side in (336, 400, 700):
         size = (side, side * 3 // 4)
         wanted = np.asarray(whole.resize(size, Image.Resampling.LANCZOS)).astype(int)
-        found = decode(data, 10**8, side).astype(int)
-        assert found.shape == wanted.shape
-        assert np.abs(found - wanted).mean() < 1.0
-        assert np.abs(found - wanted).max() <= 8
+        pixels = decode(data, 10**8, side).astype(int)
+        assert pixels.shape == wanted.shape
+        assert np.abs(pixels - wanted).mean() < 1.0
+        assert np.abs(pixels - wanted).max() <= 8
     assert DRAFT_FACTOR >= 2
 
 

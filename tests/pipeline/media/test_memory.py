@@ -52,32 +52,32 @@ def measure(source: dict[str, Any], batch_rows: int = 32, *more: str) -> dict[st
     command = [sys.executable, "-m", "tests.pipeline.media.peak_memory", json.dumps(source), str(batch_rows), *more]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["peak"] - found["base"] <= BOUND
-    assert found["child"] <= CHILD_BOUND
-    return found
+    measured: dict[str, Any] = json.loads(done.stdout)
+    assert measured["peak"] - measured["base"] <= BOUND
+    assert measured["child"] <= CHILD_BOUND
+    return measured
 
 
 def test_a_few_kilobytes_of_parquet_that_name_one_large_image_many_times(tmp_path: Path) -> None:
     path = tmp_path / "in" / "x.parquet"
     source = write(path, [flat_png(4000, 4000)] * 64, pa.binary())
     assert path.stat().st_size < 8_000
-    found = measure({**source, "max_side_px": None})
-    assert found["codes"] == [""] * 64
+    measured = measure({**source, "max_side_px": None})
+    assert measured["codes"] == [""] * 64
     # 48 MB each: one to a share, two where a share is not full yet.
-    assert max(found["tasks"]) <= 2
-    assert sum(found["tasks"]) == 64
+    assert max(measured["tasks"]) <= 2
+    assert sum(measured["tasks"]) == 64
 
 
 def test_sixteen_photos_of_twelve_megapixels(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "x.parquet", [photo(4032, 3024)] * 16, pa.binary())
-    found = measure({**source, "max_side_px": None})
-    assert found["codes"] == [""] * 16
-    assert sum(found["tasks"]) == 16
-    assert max(found["tasks"]) <= 3
+    measured = measure({**source, "max_side_px": None})
+    assert measured["codes"] == [""] * 16
+    assert sum(measured["tasks"]) == 16
+    assert max(measured["tasks"]) <= 3
     shrunk = measure({**source, "max_side_px": 1344})
     assert shrunk["codes"] == [""] * 16
-    assert len(shrunk["tasks"]) < len(found["tasks"])
+    assert len(shrunk["tasks"]) < len(measured["tasks"])
 
 
 def test_a_row_of_a_hundred_and_fifty_images(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_rows_of_many_encoded_bytes_are_cut_too(tmp_path: Path) -> None:
     # Bytes behind the end of a picture: nearly nothing to decode, much to hold. Six would exceed the bound of a span.
     heavy = flat_png(8, 8) + bytes(SHARE // 3)
     source = write(tmp_path / "in" / "x.parquet", [heavy] * 5, pa.binary())
-    found = measure({**source, "max_side_px": None})
-    assert max(found["tasks"]) <= 4
-    assert found["codes"] == [""] * 5
+    measured = measure({**source, "max_side_px": None})
+    assert max(measured["tasks"]) <= 4
+    assert measured["codes"] == [""] * 5
     beyond = [[flat_png(8, 8) + bytes(SHARE // 2)] * 2, [flat_png(8, 8) + bytes(SHARE // 2)]]
     assert measure(write(tmp_path / "more" / "x.parquet", beyond, pa.list_(pa.binary())))["codes"] == [
         "row_too_large",
@@ -112,8 +112,8 @@ def test_the_bound_holds_for_small_tasks(tmp_path: Path, batch_rows: int) -> Non
 def test_the_bound_holds_for_tasks_that_run_a_processor(tmp_path: Path) -> None:
     small, large = [photo(1000, 1000)] * 24, [photo(4032, 3024)] * 4
     source = write(tmp_path / "in" / "x.parquet", [*small, *large, *small], pa.binary())
-    found = measure({**source, "max_side_px": None}, 32, "processor")
-    assert found["codes"] == [""] * 52
+    measured = measure({**source, "max_side_px": None}, 32, "processor")
+    assert measured["codes"] == [""] * 52
     # Float patches of the large ones would take 290 MB each, so they travel as pixels.
-    assert found["processed"] == 48
-    assert sum(found["tasks"]) == 52
+    assert measured["processed"] == 48
+    assert sum(measured["tasks"]) == 52

@@ -72,11 +72,11 @@ def check_outputs(row: RowMedia, front_end: FrontEnd, messages: str, pixels: Row
     expected = front_end.encode(prompt, pixels.images, pixels.videos)
     assert row.inputs is not None
     assert row.prompt == prompt
-    found = row.inputs.unpack()
-    assert found.keys() == expected.keys()
+    inputs = row.inputs.unpack()
+    assert inputs.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value), name
+        assert inputs[name].dtype == value.dtype
+        assert torch.equal(inputs[name], value), name
     assert (row.inputs.num_images, row.inputs.num_frames) == (len(pixels.images), ())
 
 
@@ -93,7 +93,7 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
 ) -> None:
     columns = {
         **COLUMNS,
-        "image": pa.array([one if isinstance(one, list) else [one] if one else [] for one in COLUMNS["image"]]),
+        "image": pa.array([cell if isinstance(cell, list) else [cell] if cell else [] for cell in COLUMNS["image"]]),
     }
     prompt_options = PromptOptions(PromptConfig(text="Q: {prompt}"), RowColumnsConfig(prompts="ask"))
     processor = processor_of(front_end, keeps_pixels=keeps_pixels)
@@ -119,14 +119,14 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
         assert error == row["error_type"]
         if error:
             continue
-        found = media.of(index)
-        check_outputs(found, front_end, row["messages"], pixels.of(index))
-        assert found.inputs is not None
-        assert [one.tobytes() for one in found.images] == [
-            one.tobytes() for one in (pixels.of(index).images if keeps_pixels else ())
+        sample_media = media.of(index)
+        check_outputs(sample_media, front_end, row["messages"], pixels.of(index))
+        assert sample_media.inputs is not None
+        assert [image.tobytes() for image in sample_media.images] == [
+            image.tobytes() for image in (pixels.of(index).images if keeps_pixels else ())
         ]
-        if found.images or found.inputs.num_images:
-            values = found.inputs.tensors["pixel_values"]
+        if sample_media.images or sample_media.inputs.num_images:
+            values = sample_media.inputs.tensors["pixel_values"]
             assert shared.setdefault((row["source"], row["row_index"]), values) is values
     data = [
         tensor["data"]
@@ -135,7 +135,7 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
         for tensor in cell["tensors"]
         if tensor["name"] == "pixel_values"
     ]
-    assert [one is not None for one in data] == [True, False, True, False, True]
+    assert [entry is not None for entry in data] == [True, False, True, False, True]
 
 
 def test_outputs_are_copies_that_keep_no_block_alive(front_end: FrontEnd, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_outputs_are_copies_that_keep_no_block_alive(front_end: FrontEnd, tmp_pa
             assert array.flags.writeable, "a view of Arrow's memory is read-only"
 
 
-def test_a_sample_whose_outputs_are_too_large_travels_as_pixels(front_end: FrontEnd, tmp_path: Path) -> None:
+def test_a_sample_with_too_large_processor_outputs_is_sent_as_pixels(front_end: FrontEnd, tmp_path: Path) -> None:
     columns = {"id": ["a"], "image": [encode("red")]}
     options = PromptOptions(PromptConfig(text="What?"))
     for limit in ({"share_bytes": 64}, {"sizes": OutputSizes(), "batch_rows": SHARE // 200}):
@@ -188,10 +188,10 @@ def test_the_bytes_of_a_block_are_bounded_by_its_weights(front_end: FrontEnd, tm
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**8)), min_size=1, max_size=8))
-def test_growth_is_exceeded_by_no_measured_point(points: list[tuple[int, int]]) -> None:
+def test_no_measured_point_exceeds_the_bound_on_growth(points: list[tuple[int, int]]) -> None:
     growth = Growth.over(points)
-    for decoded, found in points:
-        assert growth.of([decoded]) >= found - 1
+    for decoded, num_bytes in points:
+        assert growth.of([decoded]) >= num_bytes - 1
 
 
 @pytest.mark.slow

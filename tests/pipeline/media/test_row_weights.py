@@ -44,7 +44,7 @@ def encoded(kind: str, size: tuple[int, int] = (40, 30), mode: str = "RGB", **op
         ("BMP", {}),
     ],
 )
-def test_headers_tell_the_size_that_pillow_finds(kind: str, options: dict[str, Any]) -> None:
+def test_image_headers_give_the_size_that_pillow_reads(kind: str, options: dict[str, Any]) -> None:
     for size in ((40, 30), (1, 1), (257, 3)):
         assert size_of(encoded(kind, size, **options)) == size
     whole = encoded(kind, **options)
@@ -70,7 +70,7 @@ def read_table(cells: list[list[dict[str, Any]]], fields: list[dict[str, Any]] |
         "row_index": list(range(count)),
         "videos": [[] for _ in range(count)],
         "images": cells,
-        "fields": [json.dumps(one) for one in fields or [{}] * count],
+        "fields": [json.dumps(values) for values in fields or [{}] * count],
         "error_type": [""] * count,
         "error_message": [""] * count,
     }
@@ -116,9 +116,9 @@ def test_a_row_counts_for_as_many_as_its_prompts() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 2 * BATCH), max_size=25))
-def test_cut_after_so_many_rows_no_task_is_empty_and_none_has_more_than_a_share_and_a_row(heaviness: list[int]) -> None:
+def test_tasks_of_weighted_rows_are_not_empty_and_exceed_their_share_by_at_most_one_row(heaviness: list[int]) -> None:
     share = share_of(16 << 20)
-    cells = [[{"bytes": bytes(share * one // BATCH)}] if one else [] for one in heaviness]
+    cells = [[{"bytes": bytes(share * factor // BATCH)}] if factor else [] for factor in heaviness]
     table = read_table(cells)
     made = weigher(max_side_px=16)
     padded = made.with_fillers(table)
@@ -137,7 +137,7 @@ def test_cut_after_so_many_rows_no_task_is_empty_and_none_has_more_than_a_share_
     assert without_fillers(padded).combine_chunks().equals(table.combine_chunks())
 
 
-def test_what_a_stage_makes_is_filled_up_and_the_stage_sees_samples_alone() -> None:
+def test_a_stage_receives_samples_only_and_its_output_is_padded_to_batches() -> None:
     table = weigher().with_fillers(read_table([[image(4000, 4000)], []]))
     assert table.num_rows == BATCH + 1
     seen: list[int] = []

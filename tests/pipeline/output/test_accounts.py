@@ -39,8 +39,8 @@ def image(replica: int, **more: Any) -> dict[str, Any]:
 
 
 def clip(index: int, prompt: int, **more: Any) -> dict[str, Any]:
-    place = {"clip_index": index, "num_clips": 2, "prompt_index": prompt, "num_prompts": 3}
-    return {"source": "a", "row_index": 0, "sample_id": f"a#0@{index}#{prompt}", **place, **more}
+    position = {"clip_index": index, "num_clips": 2, "prompt_index": prompt, "num_prompts": 3}
+    return {"source": "a", "row_index": 0, "sample_id": f"a#0@{index}#{prompt}", **position, **more}
 
 
 def whole(attempt: int) -> dict[str, Any]:
@@ -72,14 +72,14 @@ def test_clips_and_prompts_make_as_many_rows_as_both_together() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "is_done"), [(1, False), (2, True), (3, True)])
-def test_a_failure_of_the_whole_counts_unless_a_later_attempt_got_further(attempt: int, is_done: bool) -> None:
+def test_an_error_of_a_whole_sample_counts_unless_a_later_attempt_made_rows(attempt: int, is_done: bool) -> None:
     accounts = Accounts(COUNTS, None)
     enter(accounts, [clip(0, 0, attempt=2)], [whole(attempt)])
     assert len(accounts.done()) == is_done
     assert accounts.present_ids() == (frozenset() if is_done else {"a#0@0#0"})
 
 
-def test_a_failure_of_the_whole_counts_no_more_when_all_rows_are_there() -> None:
+def test_an_error_of_a_whole_sample_does_not_count_if_all_rows_are_present() -> None:
     accounts = Accounts(COUNTS, None)
     every = [clip(index, prompt) for index in range(2) for prompt in range(3)]
     result = enter(accounts, every[1:], [clip(0, 0), whole(9)])

@@ -27,19 +27,19 @@ from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, run, 
 from tests.pipeline.formats.shards import tar_bytes
 
 
-def state_of(found: Inventory) -> dict[str, Any]:
+def state_of(listed: Inventory) -> dict[str, Any]:
     """Everything that callers use of an inventory, in an order that does not depend on the order of reading."""
-    done = {retry: found.accounts.done(retry) for retry in (False, True)}
+    done = {retry: listed.accounts.done(retry) for retry in (False, True)}
     return {
-        "done": {retry: (one._bits.tolist(), rows_of(one)) for retry, one in done.items()},
-        "present": {retry: found.accounts.present_ids(retry) for retry in (False, True)},
-        "strange": sorted((one.relative, one.problem) for one in found.strange),
-        "spooled": found.spooled,
-        "spent": sorted(found.spent),
-        "doubled": found.doubled,
-        "superseded": {name: mask.tolist() for name, mask in found.superseded.items()},
-        "empty": found.empty,
-        "num_rows": found.num_rows,
+        "done": {retry: (bitmap._bits.tolist(), rows_of(bitmap)) for retry, bitmap in done.items()},
+        "present": {retry: listed.accounts.present_ids(retry) for retry in (False, True)},
+        "strange": sorted((file.relative, file.problem) for file in listed.strange),
+        "spooled": listed.spooled,
+        "spent": sorted(listed.spent),
+        "doubled": listed.doubled,
+        "superseded": {name: mask.tolist() for name, mask in listed.superseded.items()},
+        "empty": listed.empty,
+        "num_rows": listed.num_rows,
     }
 
 
@@ -63,12 +63,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]
         workers: Any = IN_PROCESS,
         unrecorded: Any = None,
     ) -> Inventory:
-        found = whole(output, manifest, rows, fingerprints, damaged, known, workers, unrecorded)
+        listed = whole(output, manifest, rows, fingerprints, damaged, known, workers, unrecorded)
         if known is not None:
             again = whole(output, manifest, rows, fingerprints, damaged, unrecorded=unrecorded)
-            assert state_of(found) == state_of(again)
-            compared.append((found.num_files_read, len(list_published(output, DATA, ERRORS))))
-        return found
+            assert state_of(listed) == state_of(again)
+            compared.append((listed.num_files_read, len(list_published(output, DATA, ERRORS))))
+        return listed
 
     monkeypatch.setattr(resume, "take_inventory", take)
     monkeypatch.setattr(finalize, "take_inventory", take)
@@ -177,12 +177,12 @@ def test_kills_and_overlaps_leave_inventories_that_are_equal(tmp_path: Path, com
     at_rest(tmp_path / "out")
 
 
-def test_counts_that_become_known_and_new_files_keep_what_was_read(tmp_path: Path, compared) -> None:
+def test_newly_known_counts_and_new_files_keep_the_cached_inventory(tmp_path: Path, compared) -> None:
     def write(number: int, count: int) -> None:
         members = [(f"{row}.txt", b"x") for row in range(count)]
         (tmp_path / "in").mkdir(exist_ok=True)
         images = [(f"{row}.png", b"no image") for row in range(count)]
-        pairs = [one for pair in zip(members, images, strict=True) for one in pair]
+        pairs = [member for pair in zip(members, images, strict=True) for member in pair]
         (tmp_path / f"in/{number}.tar").write_bytes(tar_bytes(pairs))
 
     for number in range(4):
@@ -211,9 +211,9 @@ def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
 
     def take() -> Inventory:
         fingerprints = resume.fingerprints_of(plan.output)
-        found = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints, known=known)
-        assert state_of(found) == state_of(inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints))
-        return found
+        listed = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints, known=known)
+        assert state_of(listed) == state_of(inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints))
+        return listed
 
     assert take().num_files_read == 0
     [error] = (tmp_path / "out/errors").glob("*")
@@ -230,8 +230,8 @@ def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
     data.unlink()
     assert take().num_files_read == num_data - 1, "rows cannot be removed from the counted results"
     data.write_bytes(empty[:-10])
-    found = take()
-    assert [one.relative for one in found.strange] == [f"data/{data.name}"]
+    listed = take()
+    assert [file.relative for file in listed.strange] == [f"data/{data.name}"]
     assert take().num_files_read == num_data - 1
 
 
@@ -283,5 +283,5 @@ def test_partitions_of_result_files_are_in_order(tmp_path: Path, monkeypatch: py
     run(config)
     plan = plan_of(config)
     names = list_published(plan.output, DATA)
-    assert [one.relative for one in files.read_all_found(plan.output, names, ("sample_id",))] == names
+    assert [table.relative for table in files.read_all_found(plan.output, names, ("sample_id",))] == names
     assert len(names) > 3

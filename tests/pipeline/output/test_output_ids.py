@@ -35,13 +35,13 @@ def test_repeats_are_those_of_all_rows_in_one_table(tmp_path: Path, monkeypatch,
     output = OutputDir(str(tmp_path))
     publisher = Publisher(output, Format(SCHEMA), 1, "f")
     names = [f"id-{number}" for number in range(chance.randrange(5, 40))]
-    places = [(file, row) for file in range(4) for row in range(6)]
-    chance.shuffle(places)
+    positions = [(file, row) for file in range(4) for row in range(6)]
+    chance.shuffle(positions)
     rows = []
-    for file, row in places:  # one or two rows per sample
+    for file, row in positions:  # one or two rows per sample
         rows += [(own, f"{file}.tar", row) for own in chance.sample(names, chance.randrange(1, 3))]
     for number in range(6):
-        columns = [[one[part] for one in rows[number::6]] for part in range(3)]
+        columns = [[row[part] for row in rows[number::6]] for part in range(3)]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         publisher.publish_rows(DATA, number, pa.table(arrays, schema=SCHEMA))
     (tmp_path / "data/part-000099.parquet").write_bytes(b"torn")
@@ -53,5 +53,5 @@ def test_repeats_are_those_of_all_rows_in_one_table(tmp_path: Path, monkeypatch,
         first[own] = min(first.get(own, (source, row)), (source, row))
     expected = sorted((source, row, own) for own, source, row in rows if (source, row) != first[own])
     known = [6 if chance.random() < 0.7 else None for _ in range(4)]
-    found = output_ids.repeated_samples(output, listing(known), len(rows)).to_pylist()
-    assert [(f"{one['file']}.tar", one["row"], one["sample_id"]) for one in found] == expected
+    repeated = output_ids.repeated_samples(output, listing(known), len(rows)).to_pylist()
+    assert [(f"{row['file']}.tar", row["row"], row["sample_id"]) for row in repeated] == expected

@@ -52,8 +52,8 @@ def press_at(path: object, attempt: int = 1, rows_per_file: int = 10, compressio
 
 
 def write(publisher: Publisher, tables: list[pa.Table], number: int) -> None:
-    for one in publisher.spool(number, tables):
-        publisher.publish(one.folder, number, [one])
+    for file in publisher.spool(number, tables):
+        publisher.publish(file.folder, number, [file])
 
 
 def ids_in(folder: Path) -> list[str]:
@@ -66,11 +66,11 @@ def ids_in(folder: Path) -> list[str]:
 def test_good_rows_go_to_data_and_bad_ones_to_errors(tmp_path) -> None:
     publisher = press_at(tmp_path)
     spooled = publisher.spool(7, [result_table(["a", "b"], ("b",)), result_table(["c", "d"], ("c",))])
-    assert [(one.relative, one.num_rows) for one in spooled] == [
+    assert [(file.relative, file.num_rows) for file in spooled] == [
         ("_job/spool/a0001/000007-00-data.parquet", 2),
         ("_job/spool/a0001/000007-00-errors.parquet", 2),
     ]
-    assert [publisher.publish(one.folder, 3, [one]) for one in spooled] == [3, 3]
+    assert [publisher.publish(file.folder, 3, [file]) for file in spooled] == [3, 3]
     assert ids_in(tmp_path / "data") == ["a", "d"]
     assert ids_in(tmp_path / "errors") == ["b", "c"]
     note = json.loads((tmp_path / "_job/files/data/part-000003.parquet.json").read_text())
@@ -126,7 +126,7 @@ def test_a_block_of_another_schema_is_refused(tmp_path) -> None:
 # --- one attempt at a time -----------------------------------------------------------------------------------------
 
 
-def test_an_attempt_that_was_thought_dead_publishes_nothing_more(tmp_path) -> None:
+def test_a_superseded_attempt_publishes_nothing_more(tmp_path) -> None:
     old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
     write(old, [result_table(["a"])], 0)
     [late] = old.spool(1, [result_table(["b"])])
@@ -160,12 +160,12 @@ def test_no_task_of_an_older_attempt_publishes_after_the_fence_wherever_it_was_d
             number, row = running.pop(data.draw(st.integers(0, len(running) - 1)))
             has_rows = data.draw(st.integers(0, 4)) > 0
             try:
-                found = old.publish_rows("data", number, result_table([row])) if has_rows else None
+                number_of_file = old.publish_rows("data", number, result_table([row])) if has_rows else None
             except Fenced:
                 is_fenced = True
                 return
             published.extend([row] if has_rows else [])
-            numbers.end(number, found)
+            numbers.end(number, number_of_file)
 
     create = OutputDir.create_bytes
 
@@ -196,11 +196,11 @@ def test_no_task_of_an_older_attempt_publishes_after_the_fence_wherever_it_was_d
 
 def ids_in_memory(name: str) -> list[str]:
     output = OutputDir(f"memory://{name}")
-    found = [read_found(output, f"data/{file}", ("sample_id",)) for file in output.list_files("data")]
-    return [id_ for one in found for id_ in one.table["sample_id"].to_pylist()]
+    tables = [read_found(output, f"data/{file}", ("sample_id",)) for file in output.list_files("data")]
+    return [id_ for table in tables for id_ in table.table["sample_id"].to_pylist()]
 
 
-def test_numbers_are_assigned_within_the_window_and_returned_ones_first() -> None:
+def test_file_numbers_are_assigned_within_the_window_and_returned_numbers_first() -> None:
     numbers = FileNumbers(5, 2)
     assert [numbers.take(), numbers.take()] == [5, 6]
     numbers.end(6, 9)  # 6, 7 and 8 were taken by files of other origin
@@ -273,13 +273,13 @@ def test_every_row_is_published_once_to_its_side_in_files_of_bounded_length(bloc
             expected["data"] += [id_ for id_ in ids if id_ not in failed]
             add(writer, ids, failed)
     for folder, wanted in expected.items():
-        found = []
+        results = []
         for name in OutputDir("memory://sink").list_files(folder):
             with filesystem.open(f"/sink/{folder}/{name}", "rb") as file:
                 ids = pq.read_table(file)["sample_id"].to_pylist()
             assert 1 <= len(ids) <= rows_per_file
-            found += ids
-        assert sorted(found) == sorted(wanted)
+            results += ids
+        assert sorted(results) == sorted(wanted)
     assert OutputDir("memory://sink").list_files("_job/spool") == []
 
 
@@ -303,7 +303,7 @@ def test_full_buffers_are_published_at_once_and_others_when_spool_files_fill_a_f
     assert len(list((tmp_path / "data").iterdir())) == 21
 
 
-def test_full_buffers_are_written_side_by_side_up_to_the_bound(tmp_path) -> None:
+def test_full_buffers_are_written_concurrently_up_to_the_bound(tmp_path) -> None:
     running, most, lock = 0, 0, threading.Lock()
     barrier = threading.Barrier(3)
 
@@ -343,13 +343,13 @@ def test_a_write_that_is_repeated_with_other_failures_neither_loses_nor_doubles_
     # `a` fails now, `x` does not; the second result of the first call was spooled.
     number, spooled = publisher.write(0, 0, [result_table(["a", "b", "x", "y"], ("a",))])
     assert number == 0
-    for one in spooled:
-        publisher.publish(one.folder, 1, [one])
+    for file in spooled:
+        publisher.publish(file.folder, 1, [file])
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "x", "y"]
-    assert [one.folder for one in spooled] == ["data"]
+    assert [file.folder for file in spooled] == ["data"]
 
 
-def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
+def test_buffered_rows_are_written_when_their_wait_time_is_over(tmp_path) -> None:
     now = [0.0]
     writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
     spool = tmp_path / "_job/spool/a0001/000000-00-data.parquet"
@@ -366,7 +366,7 @@ def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
-def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards(tmp_path) -> None:
+def test_buffered_rows_wait_at_most_a_second_while_a_node_drains(tmp_path) -> None:
     now = [0.0]
     writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
     spools = [tmp_path / f"_job/spool/a0001/00000{number}-00-data.parquet" for number in range(2)]
@@ -384,7 +384,7 @@ def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
-def test_hurrying_makes_no_row_wait_longer_than_its_job_asks(tmp_path) -> None:
+def test_draining_makes_no_row_wait_longer_than_the_configured_time(tmp_path) -> None:
     with writer_at(tmp_path, 100, 0.0, clock=lambda: 0.0) as writer:
         writer.hurry(True)
         add(writer, ["a"])
@@ -429,7 +429,7 @@ def test_a_full_disk_ends_the_job_and_what_was_spooled_stays(tmp_path, monkeypat
     assert all(read_found(OutputDir(str(tmp_path)), name, ("sample_id",)).problem == "" for name in written)
 
 
-def test_an_attempt_that_was_taken_over_publishes_nothing_at_its_end(tmp_path) -> None:
+def test_an_attempt_that_was_superseded_publishes_nothing_at_its_end(tmp_path) -> None:
     writer = writer_at(tmp_path)
     writer._publisher.output.take_attempt({}, 1)
 

@@ -63,7 +63,7 @@ def test_a_pilot_takes_samples_from_all_over_the_source_and_all_over_each_span()
     assert pilot.tables[0]["row_index"].to_pylist() == [25, 75]
 
 
-def test_a_small_source_is_taken_whole_and_short_spans_are_made_up_for() -> None:
+def test_a_pilot_takes_all_rows_of_a_small_source_and_compensates_for_short_spans() -> None:
     assert draw(Spans([3, 2]), 100).size == 5  # type: ignore[arg-type]
     pilot = draw(Spans([1, 1, 50]), 12)  # type: ignore[arg-type]
     assert [table.num_rows for table in pilot.tables] == [1, 1, 10]
@@ -72,7 +72,7 @@ def test_a_small_source_is_taken_whole_and_short_spans_are_made_up_for() -> None
         draw(Spans([0, 0]), 3)  # type: ignore[arg-type]
 
 
-def test_alike_rows_scale_up_without_any_doubt() -> None:
+def test_equal_rows_are_extrapolated_with_an_interval_of_zero_width() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=0.5, max_size=4), None, 3.0)
     assert (made.samples.value, made.rows.value) == (5000, 5000)
@@ -133,7 +133,7 @@ def test_a_single_span_is_drawn_again_row_by_row() -> None:
     assert "the source has few spans" in made.show()
 
 
-def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() -> None:
+def test_the_number_of_samples_is_estimated_if_it_is_unknown_before_reading() -> None:
     pilot = draw(Spans([50, 150] * 500), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 1.0), PoolConfig(), 1)
     assert made.samples.low < 100_000 < made.samples.high
@@ -141,7 +141,7 @@ def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() 
     assert "samples           " in made.show()
 
 
-def test_the_table_and_the_json_say_the_same() -> None:
+def test_the_table_and_the_json_have_the_same_values() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=1, max_size=1), None, 2.0)
     result = json.loads(made.to_json())
@@ -160,18 +160,18 @@ def test_the_table_and_the_json_say_the_same() -> None:
 
 def test_with_a_verdict_hours_are_those_of_the_method_at_full_slots() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
-    some, one = Range(0.1, 0.1, 0.1), Range(1.0, 1.0, 1.0)
+    some, single = Range(0.1, 0.1, 0.1), Range(1.0, 1.0, 1.0)
     methods = tuple(
-        MethodResult(name, True, Range(row_s, row_s, row_s), one, length, "")
+        MethodResult(name, True, Range(row_s, row_s, row_s), single, length, "")
         for name, row_s, length in (("plain", 0.8, 1.0), ("chain", 0.4, 3.0))
     )
-    verdict = PilotVerdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
+    verdict = PilotVerdict(some, some, some, single, single, methods, "chain", "why", "vision tower")
     rows = results(pilot, lambda span, row: 0.9)
     made = estimate(pilot, rows, PoolConfig(num_gpus=1), None, 2.0, 0, verdict, "chain")
     assert made.engine_hours.value == pytest.approx(5000 * 0.4 / 3600)
     assert made.mean_acceptance_length == 3.0
     assert made.verdict is not None
-    assert [one.device_hours.value for one in made.verdict.methods if one.device_hours] == pytest.approx(
+    assert [method.device_hours.value for method in made.verdict.methods if method.device_hours] == pytest.approx(
         [5000 * 0.8 / 3600, 5000 * 0.4 / 3600]
     )
     assert "too few rows" not in made.show()

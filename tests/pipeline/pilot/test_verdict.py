@@ -101,7 +101,7 @@ def test_a_slower_method_is_measured_in_every_round_of_a_pilot() -> None:
     hopeless = Workload(4, 40, 0.9, 0.05)
     pilot = tried(hopeless)
     assert pilot.num_rounds == MIN_ROUNDS
-    assert {one.method: one.num_rows >= 3 * block_rows(4) for one in pilot.standings} == {
+    assert {candidate.method: candidate.num_rows >= 3 * block_rows(4) for candidate in pilot.standings} == {
         "plain": True,
         "chain-5": True,
     }
@@ -175,15 +175,15 @@ def test_unbounded_numbers_are_null_in_json() -> None:
     only_decoding = replace(choice_of(None, None), plain=(PhaseSeconds(0.0, 0.0, 0.1),))
     verdict = judge(only_decoding, LOSSLESS, "vision tower")
     assert verdict is not None
-    found = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
-    assert found["ceiling"]["value"] is None
+    values = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
+    assert values["ceiling"]["value"] is None
     assert "unbounded" in "\n".join(verdict.lines())
 
 
 def test_means_have_students_interval() -> None:
-    found = mean_of([1.0, 2.0, 3.0])
-    assert found.value == 2.0
-    assert found.high - 2.0 == pytest.approx(4.303 / math.sqrt(3))
+    mean = mean_of([1.0, 2.0, 3.0])
+    assert mean.value == 2.0
+    assert mean.high - 2.0 == pytest.approx(4.303 / math.sqrt(3))
     assert math.isinf(mean_of([1.0]).high)
 
 
@@ -195,8 +195,8 @@ def method_of(**values: object) -> MethodConfig:
 
 
 def test_a_pilot_tries_plain_decoding_beside_the_configured_method() -> None:
-    one = method_of(drafter={"kind": "lookup"}, name="own")
-    assert [each.label for each in pilot_method(one).methods] == ["plain", "own"]
+    method = method_of(drafter={"kind": "lookup"}, name="own")
+    assert [each.label for each in pilot_method(method).methods] == ["plain", "own"]
     assert [each.label for each in pilot_method(method_of()).methods] == ["plain"]
     several = method_of(auto={"candidates": [{"drafter": {"kind": "lookup"}}, {"drafter": {"kind": "jacobi"}}]})
     assert len(pilot_method(several).methods) == 3

@@ -67,9 +67,9 @@ IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
     ],
 )
 def test_both_ways_of_writing_become_chat_messages(value, messages, images) -> None:
-    found = read_conversation(value, "m")
-    assert [(message["role"], message["content"]) for message in found.messages] == messages
-    assert found.places["image"] == images
+    parsed = read_conversation(value, "m")
+    assert [(message["role"], message["content"]) for message in parsed.messages] == messages
+    assert parsed.uris["image"] == images
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_both_ways_of_writing_become_chat_messages(value, messages, images) -> N
         ([{"role": "user", "content": "x"}] * 1001, "invalid_value"),
     ],
 )
-def test_what_is_no_conversation_is_a_row_error(value, code) -> None:
+def test_invalid_conversations_are_row_errors(value, code) -> None:
     with pytest.raises(RowError, match="'m'") as caught:
         read_conversation(value, "m")
     assert caught.value.code == code
@@ -108,7 +108,7 @@ def test_the_answers_behind_the_last_question_are_left_out() -> None:
     assert [message["role"] for message in read_conversation(turns, "m").messages] == ["user"]
     found = read_conversation(more, "m")
     assert [message["role"] for message in found.messages] == ["user", "assistant", "user"]
-    assert found.places["image"] == []
+    assert found.uris["image"] == []
     with pytest.raises(RowError, match="does not end with a turn of the user"):
         read_conversation(turns, "m", drops_answers=False)
 
@@ -133,7 +133,7 @@ def test_parts_of_other_interfaces_name_their_images(part, expected) -> None:
         {"role": "user", "content": [part, {"text": "u"}]},
     ]
     found = read_conversation(turns, "m")
-    assert found.places["image"] == [expected]
+    assert found.uris["image"] == [expected]
     assert [message["role"] for message in found.messages] == ["system", "assistant", "user"]
     assert found.messages[2]["content"] == [{"type": "image"}, {"type": "text", "text": "u"}]
 
@@ -142,36 +142,36 @@ def conversation(*parts: dict) -> Conversation:
     return read_conversation([{"role": "user", "content": list(parts)}], "m")
 
 
-def test_open_places_take_the_rows_media_in_order_and_uris_stay_where_they_are() -> None:
-    found = conversation(IMAGE, {"type": "image", "url": "b"}, IMAGE)
-    assert place_media(found, "image", ["one", "two"], "m") == ["one", "b", "two"]
+def test_placeholders_take_the_media_of_the_row_in_order_and_uris_keep_their_position() -> None:
+    parsed = conversation(IMAGE, {"type": "image", "url": "b"}, IMAGE)
+    assert place_media(parsed, "image", ["one", "two"], "m") == ["one", "b", "two"]
 
 
-def test_media_without_any_place_go_before_the_text_of_the_first_user_turn() -> None:
-    found = read_conversation([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "m")
-    assert place_media(found, "image", ["one", "two"], "m") == ["one", "two"]
-    assert place_media(found, "video", ["film"], "m") == ["film"]
-    assert [part["type"] for part in found.messages[1]["content"]] == ["image", "image", "video", "text"]
+def test_media_without_placeholders_precede_the_text_of_the_first_user_turn() -> None:
+    parsed = read_conversation([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "m")
+    assert place_media(parsed, "image", ["one", "two"], "m") == ["one", "two"]
+    assert place_media(parsed, "video", ["film"], "m") == ["film"]
+    assert [part["type"] for part in parsed.messages[1]["content"]] == ["image", "image", "video", "text"]
 
 
 @pytest.mark.parametrize("given", [[], ["one"], ["one", "two", "three"]])
-def test_more_or_fewer_media_than_places_is_a_row_error(given) -> None:
+def test_more_or_fewer_media_than_placeholders_is_a_row_error(given) -> None:
     with pytest.raises(RowError, match="2 places for images") as caught:
         place_media(conversation(IMAGE, IMAGE), "image", given, "m")
     assert caught.value.code == "invalid_value"
 
 
 @given(st.lists(st.sampled_from(["<image>", "<video>", "a", "\n", "<", "image>"]), max_size=12).map("".join))
-def test_marks_become_places_and_all_other_text_stays(value) -> None:
+def test_media_marks_become_placeholders_and_other_text_is_unchanged(value) -> None:
     turns = [{"from": "human", "value": value}]
     if not value.strip():
         with pytest.raises(RowError, match="blank"):
             read_conversation(turns, "m")
         return
-    found = read_conversation(turns, "m")
+    parsed = read_conversation(turns, "m")
     for kind in MEDIA:
-        assert len(found.places[kind]) == value.count(f"<{kind}>")
-    texts = "".join(part.get("text", "") for part in found.messages[0]["content"])
+        assert len(parsed.uris[kind]) == value.count(f"<{kind}>")
+    texts = "".join(part.get("text", "") for part in parsed.messages[0]["content"])
     assert texts.replace("\n", "") == value.replace("<image>", "").replace("<video>", "").replace("\n", "")
 
 
@@ -186,10 +186,10 @@ def test_marks_become_places_and_all_other_text_stays(value) -> None:
         ),
     )
 )
-def test_whatever_a_row_holds_is_a_conversation_or_a_row_error(value) -> None:
-    for one in (value, json.dumps(value)):
+def test_every_row_becomes_a_conversation_or_a_row_error(value) -> None:
+    for written in (value, json.dumps(value)):
         try:
-            found = read_conversation(one, "m")
+            parsed = read_conversation(written, "m")
         except RowError:
             continue
-        assert found.messages[-1]["role"] == "user"
+        assert parsed.messages[-1]["role"] == "user"

@@ -81,7 +81,7 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
         ([["nested"]], ""),
     ],
 )
-def test_what_several_prompts_may_be(tmp_path, value, code) -> None:
+def test_the_prompts_column_holds_a_list_of_texts_as_value_or_json(tmp_path, value, code) -> None:
     source = jsonl(tmp_path, [{"p": value}])
     table = decoded(source, PromptOptions(PromptConfig(text="{prompt}"), RowColumnsConfig(prompts="p")))
     assert set(table["error_type"].to_pylist()) == {code}
@@ -99,8 +99,8 @@ def test_rows_have_seeds_and_sampling_values_of_their_own_or_the_jobs(tmp_path) 
     ]
     job = fake_job(sampling={"max_new_tokens": 33, "temperature": 0.25}, columns=names.model_dump(), job={"seed": 5})
     table = decoded(jsonl(tmp_path, rows), PromptOptions.of(job))
-    found = [json.loads(values) for values in table["sampling"].to_pylist()]
-    assert found == [
+    samplings = [json.loads(values) for values in table["sampling"].to_pylist()]
+    assert samplings == [
         {"seed": 7, "temperature": 0.5, "top_k": 0, "max_new_tokens": 9},
         {"seed": 8, "temperature": 1.0, "top_k": 0, "max_new_tokens": 9},
         {"seed": 5, "temperature": 0.25, "top_k": 0, "max_new_tokens": 33},
@@ -145,7 +145,7 @@ def test_conversations_bring_their_own_turns_and_media(tmp_path) -> None:
     shapes = [[image.shape for image in image_decoding.pixels(cell)] for cell in table["images"].to_pylist()]
     assert shapes == [[(2, 4, 3), (6, 8, 3)], [(6, 8, 3)], [], [], [(6, 8, 3)]]
     assert texts(table) == ["both?", "this?", None, None, "no place"]
-    kinds = [[part["type"] for part in json.loads(one)[-1]["content"]] for one in table["messages"].to_pylist() if one]
+    kinds = [[part["type"] for part in json.loads(row)[-1]["content"]] for row in table["messages"].to_pylist() if row]
     assert kinds == [["image", "image", "text"], ["image", "text"], ["image", "text"]]
 
 
@@ -163,7 +163,7 @@ def test_conversations_of_typed_columns_are_read_alike(tmp_path) -> None:
     write_parquet(tmp_path / "x.parquet", {"m": pa.array([turns, turns[:1], None])})
     source = SourceConfig(kind="parquet", path=str(tmp_path))
     table = decoded(source, PromptOptions(None, RowColumnsConfig(messages="m")))
-    assert [len(json.loads(one)) if one else None for one in table["messages"].to_pylist()] == [3, 1, None]
+    assert [len(json.loads(row)) if row else None for row in table["messages"].to_pylist()] == [3, 1, None]
     assert table["error_type"].to_pylist() == ["", "", "missing_column_value"]
 
 
@@ -181,7 +181,7 @@ def test_columns_that_do_not_go_together_are_refused(changes, message) -> None:
         validate(CaptionJobConfig, {**fake_job().resolved(), **changes}, "job.yaml")
 
 
-def test_several_prompts_need_their_place_in_the_template() -> None:
+def test_several_prompts_need_their_placeholder_in_the_template() -> None:
     with pytest.raises(ConfigError, match=r"^columns\.prompts: no template contains \{prompt\}"):
         PromptOptions(PromptConfig(text="x"), RowColumnsConfig(prompts="p")).fields()
 

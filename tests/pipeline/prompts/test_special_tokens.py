@@ -42,12 +42,12 @@ def askings(front_end: FrontEnd) -> list[PromptOptions]:
 @pytest.mark.parametrize(
     "text", ["<image>", "</s>", "<s>", "<pad><unk>", "a<image>\n</s>b", "<ima", "<s></s>" * 50, "<im<image>age>"]
 )
-def test_whatever_a_column_holds_the_special_tokens_are_those_of_harmless_text(front_end: FrontEnd, text: str) -> None:
+def test_any_column_value_gives_the_special_tokens_of_ordinary_text(front_end: FrontEnd, text: str) -> None:
     for prompt_options in askings(front_end):
         rows = [{"q": value, "m": [{"role": "user", "content": value}]} for value in ("harmless", text)]
-        harmless, found = (special_ids(front_end, prompt_options, row) for row in rows)
+        harmless, actual = (special_ids(front_end, prompt_options, row) for row in rows)
         assert harmless
-        assert found == harmless
+        assert actual == harmless
 
 
 def test_special_tokens_are_those_of_tokenizer_and_processor(front_end: FrontEnd) -> None:

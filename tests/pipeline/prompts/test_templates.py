@@ -22,7 +22,7 @@ def test_placeholders_come_in_order_with_the_turn_that_names_them_first() -> Non
     assert list(templates.placeholders(prompt)) == ["b", "a"]
 
 
-def test_values_are_put_in_as_they_stand() -> None:
+def test_values_are_inserted_unchanged() -> None:
     assert filled("{a}|{b}|{c}|{d}|{e}", a="x {b}", b=3, c=True, d=[1, "é"], e=0.1) == 'x {b}|3|true|[1, "é"]|0.1'
 
 
@@ -77,7 +77,7 @@ def test_a_marked_turn_carries_the_images_instead() -> None:
     assert templates.image_turn(PromptConfig(messages=turns)) == 1
 
 
-def test_a_prompt_whose_images_would_go_twice_or_nowhere_is_refused() -> None:
+def test_a_prompt_that_places_its_images_twice_or_never_is_refused() -> None:
     turns = (MessageConfig(role="user", text="u", images=True), MessageConfig(role="user", text="v", images=True))
     with pytest.raises(ConfigError, match=r"prompt\.messages\.1\.images"):
         templates.check(PromptConfig(messages=turns))
@@ -120,12 +120,12 @@ SPECIAL = ("</s>", "<image>", "<|im_start|>", "<|im_", "[PAD]")
         ("", ""),
     ],
 )
-def test_special_tokens_are_taken_apart(text, expected) -> None:
+def test_special_tokens_in_columns_are_split(text, expected) -> None:
     assert templates.neutralise(text, SPECIAL) == expected
     assert templates.neutralise(text, ()) == text
 
 
-def test_only_what_comes_out_of_columns_is_taken_apart() -> None:
+def test_special_tokens_of_the_template_are_not_split() -> None:
     prompt = PromptConfig(text="<image>{a}</s>{b}{c}>")
     [turn] = templates.fill(prompt, {"a": "<image>", "b": "<ima", "c": "ge"}, 0, 0, SPECIAL)
     assert turn["content"][-1]["text"] == "<image>< image></s>< image>"
@@ -137,12 +137,12 @@ def test_a_special_token_of_one_character_is_a_row_error() -> None:
     assert caught.value.code == "invalid_value"
 
 
-def test_a_long_text_of_special_tokens_is_taken_apart_in_one_pass() -> None:
+def test_a_long_text_of_special_tokens_is_split_in_one_pass() -> None:
     assert templates.neutralise("<image>" * 200_000, SPECIAL) == "< image>" * 200_000
 
 
 @given(st.lists(st.sampled_from([*SPECIAL, "<", "image", ">", "x", "|", "im_", " "]), max_size=12).map("".join))
 def test_no_special_token_is_left_and_nothing_but_spaces_is_added(text) -> None:
-    found = templates.neutralise(text, SPECIAL)
-    assert not [token for token in SPECIAL if token in found]
-    assert found.replace(" ", "") == text.replace(" ", "")
+    neutralised = templates.neutralise(text, SPECIAL)
+    assert not [token for token in SPECIAL if token in neutralised]
+    assert neutralised.replace(" ", "") == text.replace(" ", "")

@@ -81,8 +81,8 @@ def tables(num_rows: int, seed: int = 0, falls_at: float = 0.6) -> Iterator[pa.T
         folder = ("photos", "scans", "charts")[first // 50 % 3]
         chance = 0.3 if folder == "scans" and first > falls_at * num_rows else 0.72
         rows = [
-            result_row(first + place, chance, rng, f"{folder}/part-{first // 1000:03}.parquet", error_of(rng))
-            for place in range(50)
+            result_row(first + index, chance, rng, f"{folder}/part-{first // 1000:03}.parquet", error_of(rng))
+            for index in range(50)
         ]
         yield pa.Table.from_pylist(rows, schema=result_schema())
 

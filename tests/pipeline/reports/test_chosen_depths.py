@@ -37,7 +37,7 @@ def summed(*rows: str | None) -> ChosenDepths:
     return depths
 
 
-def test_a_rows_extras_say_how_deep_its_trees_were_and_why() -> None:
+def test_the_extras_of_a_row_record_the_depths_of_its_trees_and_the_reasons() -> None:
     result = json.loads(FIRST)["controller"]
     assert (result["levels_mean"], result["levels_max"]) == (3.0, 5)
     assert (result["num_off_steps"], result["num_measuring_steps"]) == (1, 3)
@@ -50,7 +50,7 @@ def test_a_rows_extras_say_how_deep_its_trees_were_and_why() -> None:
     }
 
 
-def test_without_choices_nothing_is_reported() -> None:
+def test_without_chosen_depths_nothing_is_reported() -> None:
     counted = Choices()
     counted.add(4, DepthChoice(5, "fixed"))
     assert counted.extras() == {}

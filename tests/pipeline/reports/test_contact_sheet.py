@@ -24,10 +24,10 @@ def opened(data: bytes) -> np.ndarray[Any, Any]:
     return np.asarray(image.convert("RGB")).astype(int)
 
 
-def test_images_stand_in_reading_order_in_about_a_square() -> None:
+def test_images_are_in_reading_order_in_about_a_square() -> None:
     sheet = opened(contact_sheet([plain(10 * number) for number in range(16)], side_px=SIDE_PX))
     assert sheet.shape == (4 * (SIDE_PX + MARGIN_PX) + MARGIN_PX, 4 * (SIDE_PX + MARGIN_PX) + MARGIN_PX, 3)
-    centres = [MARGIN_PX + SIDE_PX // 2 + place * (SIDE_PX + MARGIN_PX) for place in range(4)]
+    centres = [MARGIN_PX + SIDE_PX // 2 + index * (SIDE_PX + MARGIN_PX) for index in range(4)]
     assert [int(sheet[y, x, 0]) for y in centres for x in centres] == [10 * number for number in range(16)]
 
 
@@ -43,7 +43,7 @@ def test_small_images_grow_by_whole_pixels() -> None:
     assert set(np.unique(grown)) == {0, 255}
 
 
-def test_captions_and_a_title_take_room_of_their_own() -> None:
+def test_captions_and_a_title_have_space_of_their_own() -> None:
     images = [plain(0)] * 3
     bare = opened(contact_sheet(images, columns=3, side_px=SIDE_PX))
     result = opened(contact_sheet(images, ["one", "two words here", ""], columns=3, side_px=SIDE_PX))

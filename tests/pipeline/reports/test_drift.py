@@ -40,7 +40,7 @@ def drawn(rng: np.random.Generator, num_rows: int, chance: float) -> Moments:
     """Rows of 10 to 40 steps whose drafts are accepted with a chance that differs between rows."""
     steps = rng.integers(10, 41, num_rows)
     chances = np.clip(rng.normal(chance, 0.1, num_rows), 0.01, 0.99)
-    accepted = [rng.binomial(4 * step, one) for step, one in zip(steps, chances)]
+    accepted = [rng.binomial(4 * step, chance) for step, chance in zip(steps, chances)]
     return rows_of(steps.tolist(), accepted)
 
 
@@ -50,12 +50,13 @@ def test_moments_are_sums_over_rows_with_drafts_by_method_and_folder() -> None:
     rows.append(result_row(4, 0.5, rng, "a/x", error="broken_image"))
     plain = result_row(5, 0.5, rng, "a/x")
     plain["telemetry"] = plain["telemetry"] | {"num_draft_tokens": 0}
-    found = {
-        (method, prefix): one for method, prefix, one in moments(pa.Table.from_pylist([*rows, plain], result_schema()))
+    by_folder = {
+        (method, prefix): moments_of_folder
+        for method, prefix, moments_of_folder in moments(pa.Table.from_pylist([*rows, plain], result_schema()))
     }
-    assert set(found) == {("eagle+chain+exact", name) for name in ("a", "b", ROOT)}
+    assert set(by_folder) == {("eagle+chain+exact", name) for name in ("a", "b", ROOT)}
     s, a = ([row["telemetry"][name] for row in rows[:2]] for name in ("num_spec_steps", "num_accepted_draft_tokens"))
-    assert found["eagle+chain+exact", "a"] == rows_of(s, a)
+    assert by_folder["eagle+chain+exact", "a"] == rows_of(s, a)
 
 
 @pytest.mark.parametrize(("source", "prefix"), [("a/b/c", "a"), ("c.parquet", ROOT), ("/a/b", "a"), ("", ROOT)])
@@ -66,8 +67,8 @@ def test_the_prefix_is_the_first_folder(source: str, prefix: str) -> None:
 def test_the_variance_of_a_ratio_is_that_of_many_drawn_samples() -> None:
     rng = np.random.default_rng(3)
     samples = [drawn(rng, 100, 0.5) for _ in range(2000)]
-    spread = np.std([math.log(one.length) for one in samples])
-    assert np.mean([math.sqrt(one.log_variance) for one in samples]) == pytest.approx(spread, rel=0.05)
+    spread = np.std([math.log(sample.length) for sample in samples])
+    assert np.mean([math.sqrt(sample.log_variance) for sample in samples]) == pytest.approx(spread, rel=0.05)
 
 
 def test_the_interval_holds_the_true_ratio_as_often_as_its_quantile_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_its_quantile_says(monkeyp
     rng = np.random.default_rng(4)
     truth = (1 + 4 * 0.35) / (1 + 4 * 0.5)
     changes = [Change.of(drawn(rng, 200, 0.35), drawn(rng, 200, 0.5)) for _ in range(1000)]
-    share = np.mean([one.low <= truth <= one.high for one in changes])
+    share = np.mean([change.low <= truth <= change.high for change in changes])
     assert 0.93 <= share <= 0.97
 
 
@@ -109,8 +110,8 @@ def test_a_drop_within_the_bound_is_no_event_and_one_beyond_it_is() -> None:
         chances = [0.5] * 8 + [chance] * 40
         return [
             event.dropped
-            for one in chances
-            for event in watch.add("m", "a", drawn(rng, 50, one))
+            for chance in chances
+            for event in watch.add("m", "a", drawn(rng, 50, chance))
             if event.source == ALL
         ]
 
@@ -152,7 +153,7 @@ def test_memory_is_bounded_for_any_number_of_folders() -> None:
 def test_moments_add_up_and_are_never_negative(rows: list[tuple[int, int]], cut: int) -> None:
     cut = min(cut, len(rows) - 1)
     whole, left, right = (
-        rows_of([one[0] for one in part], [one[1] for one in part]) for part in (rows, rows[:cut], rows[cut:])
+        rows_of([row[0] for row in part], [row[1] for row in part]) for part in (rows, rows[:cut], rows[cut:])
     )
     assert left + right == whole
     assert whole.log_variance >= 0
@@ -172,9 +173,9 @@ def test_rows_with_one_value_have_no_spread_and_one_row_has_no_interval() -> Non
 
 def test_a_live_job_reports_the_folder_that_drops() -> None:
     live = live_job(tables(6000), BOUND)
-    assert {(one.source, one.dropped) for one in live.drifts} >= {("scans", True)}
-    assert {one.source for one in live.drifts} <= {"scans", ALL}
-    assert [one.text() for one in live.since(0)] == [one.text() for one in live.drifts]
+    assert {(drift.source, drift.dropped) for drift in live.drifts} >= {("scans", True)}
+    assert {drift.source for drift in live.drifts} <= {"scans", ALL}
+    assert [drift.text() for drift in live.since(0)] == [drift.text() for drift in live.drifts]
     assert list(live.since(live.num_drifts)) == []
-    times = [one.num_rows for one in live.drifts]
+    times = [drift.num_rows for drift in live.drifts]
     assert all(left <= right for left, right in pairwise(times))

@@ -60,13 +60,13 @@ def test_audited_rows_are_searched_in_a_bounded_part_of_a_file(tmp_path: Path, m
 
 
 def test_rows_are_taken_from_files_spread_over_the_output_and_errors_beside_them(tmp_path: Path) -> None:
-    files = [rows_of(range(100 * one, 100 * one + 30)) for one in range(2 * MAX_FILES)]
+    files = [rows_of(range(100 * file, 100 * file + 30)) for file in range(2 * MAX_FILES)]
     output = output_of(tmp_path, files)
     output_of(tmp_path, [rows_of(range(5000, 5040), error="broken_image")], "errors")
-    found = choose_rows(output, 2 * MAX_FILES + 4, 4)
-    assert {number // 100 for number in numbers(found)} == {*range(0, 2 * MAX_FILES, 2), 50}
-    assert numbers(found)[-4:] == [5000, 5001, 5002, 5003]
-    assert numbers(found) == sorted(numbers(found))
+    chosen = choose_rows(output, 2 * MAX_FILES + 4, 4)
+    assert {number // 100 for number in numbers(chosen)} == {*range(0, 2 * MAX_FILES, 2), 50}
+    assert numbers(chosen)[-4:] == [5000, 5001, 5002, 5003]
+    assert numbers(chosen) == sorted(numbers(chosen))
 
 
 def test_an_audited_row_has_two_texts_and_its_loss_and_another_row_has_one() -> None:

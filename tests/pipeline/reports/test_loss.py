@@ -28,7 +28,9 @@ def integrated_ratio(num_rows: int, sum_of_losses: float, mean: float, num_point
     ("num_rows", "total"), [(1, 0.0), (1, 1.0), (10, 3.0), (100, 3.25), (400, 0.0), (400, 400.0), (1000, 512.5)]
 )
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
-def test_the_ends_are_where_the_mixture_reaches_the_level(num_rows: int, total: float, confidence: float) -> None:
+def test_the_mixture_reaches_the_level_at_the_ends_of_the_interval(
+    num_rows: int, total: float, confidence: float
+) -> None:
     low, high = loss_interval(num_rows, total, confidence)
     assert 0.0 <= low <= total / num_rows <= high <= 1.0
     for end in (low, high):
@@ -67,7 +69,7 @@ def test_at_most_one_sequence_in_ten_ever_leaves_the_interval(kind: str, mean: f
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60), st.integers(0, 60))
-def test_only_number_and_sum_count_and_not_order_or_attempts(losses: list[float], cut: int) -> None:
+def test_sums_of_losses_do_not_depend_on_order_or_parts(losses: list[float], cut: int) -> None:
     whole = sum_of(loss.pa.chunked_array([[*losses, None]]))
     parts = sum_of(loss.pa.array(losses[cut:], loss.pa.float64())).plus(
         sum_of(loss.pa.array(losses[:cut], loss.pa.float64()))

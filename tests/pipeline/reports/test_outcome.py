@@ -31,11 +31,11 @@ def test_a_job_is_judged_by_its_rows(
     num_rows: int, num_failed: int, max_error_share: float | None, expected: JobOutcome
 ) -> None:
     errors = {"context_too_long": num_failed} if num_failed else {}
-    found = judge(num_rows, errors, {}, max_error_share)
-    assert found.outcome is expected
-    assert bool(found.reason) == (expected is not DONE)
+    verdict = judge(num_rows, errors, {}, max_error_share)
+    assert verdict.outcome is expected
+    assert bool(verdict.reason) == (expected is not DONE)
     summary = {"num_samples": num_rows, "errors_by_type": errors}  # of a version without examples
-    assert judge_json(summary, max_error_share) == found
+    assert judge_json(summary, max_error_share) == verdict
 
 
 def test_the_reason_names_the_commonest_error_with_an_example_and_what_to_do() -> None:

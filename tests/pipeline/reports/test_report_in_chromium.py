@@ -59,11 +59,11 @@ def opened(browser: Any, path: Path, text: str, **options: Any) -> tuple[Any, li
 
 def structure(page: Any) -> list[str]:
     """Every element of a page in order, with its attributes' names, and the addresses and handlers among the values."""
-    found: list[str] = page.evaluate(
+    overflowing: list[str] = page.evaluate(
         """() => Array.from(document.querySelectorAll("*"), (one) => [one.tagName, ...Array.from(one.attributes, (a) =>
         /^(on|href$|src$|style$|srcdoc$)/.test(a.name) ? a.name + "=" + a.value.slice(0, 40) : a.name)].join(" "))"""
     )
-    return found
+    return overflowing
 
 
 def has_run(page: Any) -> bool:
@@ -122,7 +122,7 @@ def test_the_report_of_10_000_rows_opens_within_two_seconds_and_has_at_most_5_mb
     assert page.evaluate("document.images[0].naturalWidth") == 320
 
 
-def test_it_requests_nothing_and_has_no_error(browser: Any, page_of_10_000_rows: str, tmp_path: Path) -> None:
+def test_the_report_sends_no_request_and_logs_no_error(browser: Any, page_of_10_000_rows: str, tmp_path: Path) -> None:
     page, requests = opened(browser, tmp_path / "report.html", page_of_10_000_rows)
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))
@@ -141,8 +141,8 @@ def test_a_click_sorts_a_table_and_a_second_click_reverses_it(
     page, _ = opened(browser, tmp_path / "report.html", page_of_10_000_rows)
     table = page.locator("#acceptance table.sortable")
 
-    def column(place: int) -> list[str]:
-        texts: list[str] = table.locator(f"tbody tr td:nth-child({place})").all_inner_texts()
+    def column(index: int) -> list[str]:
+        texts: list[str] = table.locator(f"tbody tr td:nth-child({index})").all_inner_texts()
         return texts
 
     def click(name: str) -> None:
@@ -160,11 +160,11 @@ def test_a_click_sorts_a_table_and_a_second_click_reverses_it(
     click("source")
     assert column(1) == sorted(names)
     headings = table.locator("th")
-    assert [headings.nth(place).get_attribute("aria-sort") for place in range(3)] == ["ascending", "none", "none"]
+    assert [headings.nth(index).get_attribute("aria-sort") for index in range(3)] == ["ascending", "none", "none"]
 
 
 @pytest.mark.parametrize("width_px", [320, 390, 1280])
-def test_it_fits_the_width_of_a_phone_and_of_a_desktop(
+def test_the_report_fits_the_width_of_a_phone_and_of_a_desktop(
     browser: Any, page_of_10_000_rows: str, tmp_path: Path, width_px: int
 ) -> None:
     size = {"width": width_px, "height": 800}

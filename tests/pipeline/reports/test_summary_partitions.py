@@ -87,14 +87,16 @@ class Elsewhere(Workers):
         what: str,
         dotted: str = "",
     ) -> Iterator[Any]:
-        for one in partitions:
-            copied = pickle.loads(pickle.dumps((function, one.item)))
+        for partition in partitions:
+            copied = pickle.loads(pickle.dumps((function, partition.item)))
             yield pickle.loads(pickle.dumps(copied[0](copied[1])))
 
 
 def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    places = ({"sample_id": f"f#{row}", "source": "f", "row_index": row, **one} for row, one in enumerate(rows))
-    return pa.Table.from_pylist(list(places), SCHEMA)
+    located_rows = (
+        {"sample_id": f"f#{row}", "source": "f", "row_index": row, **fields} for row, fields in enumerate(rows)
+    )
+    return pa.Table.from_pylist(list(located_rows), SCHEMA)
 
 
 @pytest.mark.parametrize("kind", [Summary, ImageSummary])
@@ -113,6 +115,6 @@ def test_the_sum_of_partitions_is_the_count_of_all_rows(
         publisher.publish_rows(("data", "errors")[number % 2], number // 2, table_of(rows))
     whole = kind("job", "chain", "exact", 2.0, WAITS, attempt=2)
     whole.add_rows(pa.concat_tables([SCHEMA.empty_table(), *map(table_of, files)]))
-    found = summary.count(output, kind("job", "chain", "exact", 2.0, WAITS), workers)
-    assert asdict(found) == asdict(whole)
-    assert found.to_json() == whole.to_json()
+    totals = summary.count(output, kind("job", "chain", "exact", 2.0, WAITS), workers)
+    assert asdict(totals) == asdict(whole)
+    assert totals.to_json() == whole.to_json()

@@ -29,9 +29,9 @@ class Store(dict[tuple[str, str], bytes]):
         return self.get((key, namespace))
 
 
-def summary(found: list[Node] | None) -> list[tuple[str, int, int, float]]:
-    assert found is not None
-    return [(one.kind, one.count, one.gpus, one.cpus) for one in found]
+def summary(nodes: list[Node] | None) -> list[tuple[str, int, int, float]]:
+    assert nodes is not None
+    return [(node_type.kind, node_type.count, node_type.gpus, node_type.cpus) for node_type in nodes]
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,10 @@ def test_a_report_in_the_gcs_is_read() -> None:
     ]
     report = autoscaler_pb2.ClusterConfig(node_group_configs=groups).SerializeToString()
     store = Store({(CLUSTER_CONFIG, NAMESPACE): report})
-    found = node_types(store.read, "head:6379", [HEAD, node(2, kind="gpu")])
-    assert summary(found) == [("gpu", 2, 2, 8), ("cpu", UNLIMITED, 0, 16)]
-    assert found is not None
-    assert {one.labels for one in found} == {None}  # a report has no labels
+    nodes = node_types(store.read, "head:6379", [HEAD, node(2, kind="gpu")])
+    assert summary(nodes) == [("gpu", 2, 2, 8), ("cpu", UNLIMITED, 0, 16)]
+    assert nodes is not None
+    assert {node_type.labels for node_type in nodes} == {None}  # a report has no labels
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_labels_of_node_types_are_known_if_the_autoscaler_reads_them(
     version: bytes, labels: dict[str, str] | None, monitor: Any
 ) -> None:
     monitor("available_node_types: {gpu: {resources: {GPU: 1}, labels: {pool: gpu}, max_workers: 1}}", "h:54324")
-    found = node_types(Store({(V2_ENABLED, NAMESPACE): version}).read, "h:54324", [HEAD])
-    assert found is not None
-    assert [one.labels for one in found] == [labels]
+    nodes = node_types(Store({(V2_ENABLED, NAMESPACE): version}).read, "h:54324", [HEAD])
+    assert nodes is not None
+    assert [node_type.labels for node_type in nodes] == [labels]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -102,7 +102,7 @@ def test_labels_of_node_types_are_known_if_the_autoscaler_reads_them(
         "max_workers: 2\navailable_node_types: {gpu: {node_config: {}}}",
     ],
 )
-def test_a_file_that_says_nothing_of_resources_leaves_the_types_unknown(config: str, monitor: Any) -> None:
+def test_a_file_without_resources_leaves_node_types_unknown(config: str, monitor: Any) -> None:
     monitor(config, "10.0.0.1:54323")
     store = Store({(V2_ENABLED, NAMESPACE): b"1"})
     assert node_types(store.read, "10.0.0.1:54323", [node(0, kind="head")]) is None
@@ -111,9 +111,9 @@ def test_a_file_that_says_nothing_of_resources_leaves_the_types_unknown(config: 
 def test_the_number_of_workers_bounds_the_types_together() -> None:
     types = {"a": {"resources": {"GPU": 1}, "max_workers": 4}, "b": {"resources": {"GPU": 2}}}
     config = {"max_workers": 5, "head_node_type": "head", "available_node_types": {**types, "head": {"max_workers": 9}}}
-    found = autoscaler.types_of(config)
-    assert found is not None
-    assert summary(autoscaler.addable(found, [HEAD, node(1, kind="a", count=3)], 5)) == [
+    nodes = autoscaler.types_of(config)
+    assert nodes is not None
+    assert summary(autoscaler.addable(nodes, [HEAD, node(1, kind="a", count=3)], 5)) == [
         ("a", 1, 1, 0),
         ("b", 2, 2, 0),
     ]
@@ -144,8 +144,8 @@ def test_the_manifest_of_a_job_on_kubernetes_has_its_groups(tmp_path: Path, monk
     monkeypatch.setattr(autoscaler, "_SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setattr(node_provider, "IN_CLUSTER_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(requests, "get", get)
-    found = node_types(Store().read, "10.0.0.1:6379", [HEAD, node(0, cpus=8, kind="cpu")])
-    assert summary(found) == [("cpu", 15, 0, 8), ("gpu", 8, 1, 6)]
+    nodes = node_types(Store().read, "10.0.0.1:6379", [HEAD, node(0, cpus=8, kind="cpu")])
+    assert summary(nodes) == [("cpu", 15, 0, 8), ("gpu", 8, 1, 6)]
     ((url, timeout),) = asked
     assert url.endswith("/apis/ray.io/v1/namespaces/fleet/rayclusters/job-x")
     assert timeout == autoscaler.KUBERNETES_S

@@ -47,14 +47,14 @@ def closed_port() -> str:
         return address
 
 
-def test_a_closed_port() -> None:
+def test_a_closed_port_is_refused() -> None:
     address = closed_port()
     assert refusal(address).startswith(f"job.ray_address: {address} cannot be reached: ")
     assert "refused" in refusal(address)
     assert refusal(address, "workers.ray_address").startswith("workers.ray_address: ")
 
 
-def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_never_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs, "ANSWER_S", 0.5)
     with silent() as address:
         assert refusal(address) == f"job.ray_address: {address} cannot be reached: no answer within 0.5 s"
@@ -66,13 +66,13 @@ def test_the_bound_leaves_time_for_a_refusal_within_ten_seconds() -> None:
     assert gcs.ANSWER_S + autoscaler.KUBERNETES_S < 10
 
 
-def test_a_host_that_does_not_exist() -> None:
+def test_an_unknown_host_is_refused() -> None:
     assert refusal("no-such-host.invalid:6379").startswith(
         "job.ray_address: no-such-host.invalid:6379 cannot be reached: "
     )
 
 
-def test_a_server_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs, "ANSWER_S", 3.0)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign,assignment]
@@ -91,7 +91,7 @@ def test_a_server_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
         (grpc.StatusCode.UNIMPLEMENTED, "it is not the address of a Ray head"),
     ],
 )
-def test_a_server_that_refuses_the_question(code: grpc.StatusCode, message: str) -> None:
+def test_a_server_that_rejects_the_request_is_refused(code: grpc.StatusCode, message: str) -> None:
     class Refuse(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
             return grpc.unary_unary_rpc_method_handler(lambda request, context: context.abort(code, "no"))
@@ -113,7 +113,7 @@ def test_a_server_that_refuses_the_question(code: grpc.StatusCode, message: str)
         ("ray://head:10001", "ray://head:10001 is an address of Ray Client, which a job cannot use"),
     ],
 )
-def test_an_address_that_names_no_cluster(address: str, message: str) -> None:
+def test_an_address_without_a_cluster_is_refused(address: str, message: str) -> None:
     assert refusal(address).startswith(f"job.ray_address: {message}")
 
 

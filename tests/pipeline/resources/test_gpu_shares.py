@@ -17,8 +17,8 @@ from tests.pipeline.resources.nodes import cluster, decoders, engines, machine, 
 
 
 def shares(capacity: Capacity, *pools: Actors) -> list[float]:
-    found = share_gpus(pools, capacity)
-    return [found[one.where] for one in pools]
+    gpus_by_pool = share_gpus(pools, capacity)
+    return [gpus_by_pool[pool.where] for pool in pools]
 
 
 CAPTION = [
@@ -39,7 +39,7 @@ CAPTION = [
 
 
 @pytest.mark.parametrize(("gpus", "pool", "expected"), CAPTION)
-def test_engines_alone(gpus: int, pool: Actors, expected: list[float]) -> None:
+def test_engines_alone_share_gpus(gpus: int, pool: Actors, expected: list[float]) -> None:
     assert shares(machine(gpus), pool) == expected
 
 
@@ -88,10 +88,10 @@ counts = st.integers(1, 12)
 def test_chosen_shares_always_fit(gpus: int, count: int, more: int, others: int, further: int) -> None:
     capacity = machine(gpus)
     pools = [engines(count=count, most=count + more), decoders(count=others, most=others + further)]
-    found = share_gpus(pools, capacity)
-    assert fit_together([sized(one, units_of(found[one.where]), capacity) for one in pools], capacity.nodes)
-    assert (found["pool"] > 0) == (found["vq"] > 0) == (gpus > 0)
-    assert found["pool"] >= 0.9 / -(-count // max(1, gpus)) - 1e-4 or not gpus
+    gpus_by_pool = share_gpus(pools, capacity)
+    assert fit_together([sized(pool, units_of(gpus_by_pool[pool.where]), capacity) for pool in pools], capacity.nodes)
+    assert (gpus_by_pool["pool"] > 0) == (gpus_by_pool["vq"] > 0) == (gpus > 0)
+    assert gpus_by_pool["pool"] >= 0.9 / -(-count // max(1, gpus)) - 1e-4 or not gpus
 
 
 def test_workers_of_a_training_do_not_share_a_gpu() -> None:
@@ -100,7 +100,7 @@ def test_workers_of_a_training_do_not_share_a_gpu() -> None:
     assert shares(machine(0), workers(2)) == [0]
 
 
-def test_gpus_of_no_use_to_torch_are_not_taken() -> None:
+def test_gpus_without_a_matching_torch_build_are_not_used() -> None:
     other = Capacity("this machine", machine(1).nodes, is_private=True, has_cuda=False)
     assert shares(other, engines()) == [0]
     assert shares(other, engines(devices={"model.target.device": "xpu"})) == [1]

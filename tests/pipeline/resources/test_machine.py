@@ -27,18 +27,18 @@ def test_only_visible_gpus_count(visible: str | None, number: int, monkeypatch: 
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = this_machine(8)
-    assert (found.num_gpus, found.nodes[0].cpus) == (number, 8)
-    assert found.has_cuda
-    assert str(found) == f"this machine has {f'{number} GPU' if number else 'no GPU'}{'s' if number > 1 else ''}"
+    nodes = this_machine(8)
+    assert (nodes.num_gpus, nodes.nodes[0].cpus) == (number, 8)
+    assert nodes.has_cuda
+    assert str(nodes) == f"this machine has {f'{number} GPU' if number else 'no GPU'}{'s' if number > 1 else ''}"
     assert not torch.cuda.is_initialized()
 
 
 def test_the_type_of_gpus_is_that_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = this_machine(2)
-    assert found.accelerators == ["H100"]
-    assert found.nodes[0].labels == {"ray.io/accelerator-type": "H100"}
+    nodes = this_machine(2)
+    assert nodes.accelerators == ["H100"]
+    assert nodes.nodes[0].labels == {"ray.io/accelerator-type": "H100"}
 
 
 def test_resources_that_the_environment_gives_to_ray_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,26 +21,26 @@ def can_place(actors: list[Actor], gpus: list[list[int]], cpus: list[float]) -> 
         if cpus[index] < each_cpus:
             continue
         left = gpus[index]
-        places = [[one] for one in range(len(left)) if left[one] >= units] if units <= UNIT else []
-        free = [one for one in range(len(left)) if left[one] == UNIT]
+        candidates = [[node] for node in range(len(left)) if left[node] >= units] if units <= UNIT else []
+        free = [node for node in range(len(left)) if left[node] == UNIT]
         if units > UNIT and len(free) >= units // UNIT:
-            places = [free[: units // UNIT]]
-        for place in places:
-            for one in place:
-                left[one] -= min(units, UNIT)
+            candidates = [free[: units // UNIT]]
+        for gpus_of_actor in candidates:
+            for gpu in gpus_of_actor:
+                left[gpu] -= min(units, UNIT)
             cpus[index] -= each_cpus
             fits = can_place(others, gpus, cpus)
             cpus[index] += each_cpus
-            for one in place:
-                left[one] += min(units, UNIT)
+            for gpu in gpus_of_actor:
+                left[gpu] += min(units, UNIT)
             if fits:
                 return True
     return False
 
 
 def oracle(pools: list[Sized], nodes: list[Node]) -> bool:
-    actors = [(one.units, one.cpus, one.nodes) for one in pools if one.units for _ in range(one.count)]
-    return can_place(actors, [[UNIT] * one.gpus for one in nodes], [one.cpus for one in nodes])
+    actors = [(pool.units, pool.cpus, pool.nodes) for pool in pools if pool.units for _ in range(pool.count)]
+    return can_place(actors, [[UNIT] * node.gpus for node in nodes], [node.cpus for node in nodes])
 
 
 sizes = st.sampled_from([0, 2500, 3000, 4500, 5000, 6000, 7000, 9000, 10_000, 20_000])
@@ -66,13 +66,13 @@ BOTH = frozenset({0})
 @example(([Sized(1, 10_000, 1.0, BOTH), Sized(1, 1000, 1.0, BOTH)], [node(1)]))
 @example(([Sized(1, 20_000, 1.0, BOTH), Sized(1, 1000, 1.0, BOTH)], [node(2)]))
 @example(([Sized(2, 5000, 1.0, BOTH)], [node(2, cpus=1)]))
-def test_actors_fit_if_and_only_if_a_search_finds_places(case: tuple[list[Sized], list[Node]]) -> None:
+def test_actors_fit_if_and_only_if_a_search_finds_nodes_for_them(case: tuple[list[Sized], list[Node]]) -> None:
     assert fit_together(*case) == oracle(*case)
 
 
 @settings(max_examples=40)
 @given(cases())
-def test_the_most_actors_of_one_pool_fit_and_one_more_does_not(case: tuple[list[Sized], list[Node]]) -> None:
+def test_the_maximum_number_of_actors_fits_and_one_more_does_not(case: tuple[list[Sized], list[Node]]) -> None:
     pools, nodes = case
     pool = pools[0]
     if not pool.units:

@@ -97,7 +97,7 @@ LOCAL = [
 
 
 @pytest.mark.parametrize(("capacity", "pools", "message"), LOCAL)
-def test_pools_on_this_machine(capacity: Capacity, pools: list[Actors], message: str) -> None:
+def test_pools_that_exceed_this_machine_are_refused(capacity: Capacity, pools: list[Actors], message: str) -> None:
     assert refuse(capacity, pools) == message
 
 
@@ -162,14 +162,16 @@ TASKS = [
 
 
 @pytest.mark.parametrize(("capacity", "pools", "task", "message"), TASKS)
-def test_tasks_that_no_node_can_hold(capacity: Capacity, pools: list[Actors], task: Tasks, message: str) -> None:
+def test_tasks_that_fit_on_no_node_are_refused(
+    capacity: Capacity, pools: list[Actors], task: Tasks, message: str
+) -> None:
     assert refuse(capacity, pools, task) == message
 
 
 GPU_TYPE = node(1, cpus=8, count=3, exists=False, kind="gpu")
 
 
-def test_pools_on_a_cluster() -> None:
+def test_pools_that_exceed_a_cluster_are_refused() -> None:
     small = cluster(node(0, cpus=0), node(1, count=2))
     assert refuse(small, [engines(2.0)], READING) == (
         "pool.num_gpus: 2 GPUs for each actor, and the cluster at head:6379 has 2 GPUs on 3 nodes, at most 1 on "
@@ -190,7 +192,7 @@ def test_pools_on_a_cluster() -> None:
     )
 
 
-def test_what_can_be_given_is_not_refused() -> None:
+def test_requests_that_nodes_can_meet_are_accepted() -> None:
     for capacity, pools in (
         (machine(0, cpus=1), [engines()]),
         (machine(1, cpus=2), [engines(1.0, most=4)]),

@@ -16,7 +16,7 @@ def test_no_column_of_any_stage_has_a_null_type() -> None:
         assert not any(pa.types.is_null(field.type) for field in schema)
 
 
-def test_kept_columns_follow_ours_and_are_found_again() -> None:
+def test_kept_columns_follow_ours_and_keep_their_values() -> None:
     keep = [pa.field("url", pa.string()), pa.field("score", pa.float32())]
     for make in (schemas.read_schema, schemas.decoded_schema, schemas.result_schema):
         schema = make(keep)

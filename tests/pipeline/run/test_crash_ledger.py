@@ -14,7 +14,7 @@ from tests.actors.fakes import decoded_table
 from tests.actors.poison import LocalLedger
 
 
-def test_a_death_counts_for_every_row_without_a_past_and_then_only_for_those_that_ran() -> None:
+def test_a_death_counts_for_every_row_without_deaths_and_otherwise_for_rows_that_ran() -> None:
     book = CrashLedgerState()
     assert book.begin("first", ["a", "b", "c"]) == [0, 0, 0]
     assert book.begin("second", ["a", "b", "c"]) == [1, 1, 1]
@@ -25,13 +25,13 @@ def test_a_death_counts_for_every_row_without_a_past_and_then_only_for_those_tha
     assert book.begin("fourth", ["c", "b", "a"]) == [1, 3, 2]
 
 
-def test_a_batch_that_the_same_process_gets_twice_has_seen_no_death() -> None:
+def test_a_batch_that_the_same_process_begins_twice_counts_no_death() -> None:
     book = CrashLedgerState()
     assert book.begin("one", ["a"]) == [0]
     assert book.begin("one", ["a"]) == [0]
 
 
-def test_rows_that_are_done_are_forgotten_and_rows_that_were_given_up_are_not() -> None:
+def test_the_crash_ledger_removes_finished_rows_and_keeps_rows_that_were_given_up() -> None:
     book = CrashLedgerState()
     book.begin("p0", ["a", "b"])
     for life in range(1, 4):
@@ -45,7 +45,7 @@ def test_rows_that_are_done_are_forgotten_and_rows_that_were_given_up_are_not() 
     assert book._running == {}
 
 
-def test_a_late_word_of_a_process_that_was_replaced_changes_nothing() -> None:
+def test_a_late_message_of_a_replaced_process_is_ignored() -> None:
     book = CrashLedgerState()
     book.begin("old", ["a"])
     book.begin("new", ["a"])
@@ -86,7 +86,7 @@ def test_rows_that_all_end_their_process_end_the_job(num_rows: int, survivor: st
     assert ("no other row was finished" in book.engine_failure()) == is_hopeless
 
 
-def test_a_suspect_that_is_finished_shows_that_not_every_row_ends_its_process() -> None:
+def test_a_finished_suspect_keeps_the_job_running() -> None:
     book = CrashLedgerState()
     keys = [f"engine\n{number}" for number in range(HOPELESS_FROM_ROWS)]
     book.begin("one", keys)
@@ -96,7 +96,7 @@ def test_a_suspect_that_is_finished_shows_that_not_every_row_ends_its_process() 
     assert book.engine_failure() == ""
 
 
-def test_a_share_of_errors_counts_from_the_least_number_of_rows_on() -> None:
+def test_a_share_of_errors_counts_from_the_minimum_number_of_rows() -> None:
     book = CrashLedgerState(max_error_share=0.1, min_rows=20)
     assert book.end("p", [], 19, {"broken_image": 19}) == ""
     verdict = book.end("p", [], 1, {"prompt_refused": 1})
@@ -142,15 +142,15 @@ def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() ->
     assert deaths == 5, "one for all of them, then two for each"
     assert seen[0] == [f"s{index}" for index in range(6)]
     assert seen[1:3] == [["s0"], ["s1"]]
-    found: list[dict[str, Any]] = result.to_pylist()
-    assert [row["sample_id"] for row in found] == [f"s{index}" for index in range(6)]
-    assert [row["error_type"] for row in found] == ["", "decoder_died", "", "", "decoder_died", ""]
+    result_rows: list[dict[str, Any]] = result.to_pylist()
+    assert [row["sample_id"] for row in result_rows] == [f"s{index}" for index in range(6)]
+    assert [row["error_type"] for row in result_rows] == ["", "decoder_died", "", "", "decoder_died", ""]
     assert "decoder_died" in ERROR_CODES
-    assert "3 times" in found[1]["error_message"]
+    assert "3 times" in result_rows[1]["error_message"]
     assert result.schema == table.schema
 
 
-def test_rows_that_never_met_a_death_are_decoded_as_one_table() -> None:
+def test_rows_without_deaths_are_decoded_as_one_table() -> None:
     calls: list[int] = []
     table = decoded_table([{"id": f"s{index}"} for index in range(4)])
     book = CrashLedgerState()

@@ -41,8 +41,8 @@ def every_id(num_files: int = 1, count: int = 30) -> set[str]:
 
 
 def with_text(table: pa.Table, text: str) -> pa.Table:
-    place = table.schema.get_field_index("generated_text")
-    return table.set_column(place, table.schema.field(place), [[text] * table.num_rows])
+    column = table.schema.get_field_index("generated_text")
+    return table.set_column(column, table.schema.field(column), [[text] * table.num_rows])
 
 
 def as_old_output(output: Path) -> None:
@@ -91,7 +91,7 @@ def right_note(note: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("edit", [flipped, rewritten, forged])
 @pytest.mark.parametrize("edit_note", [no_note, damaged_note, right_note])
-def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
+def test_a_file_that_was_edited_with_its_checksum_note_is_detected_and_rewritten(
     tmp_path: Path, edit: Callable[[Path], bytes], edit_note: Callable[[Path, bytes], None]
 ) -> None:
     config = config_in(tmp_path)
@@ -105,7 +105,7 @@ def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
         line.startswith("data/part-000001.parquet: it") for line in check_output(OutputDir(config.sink.path)).problems
     )
     plan = plan_of(config)
-    assert [one.relative for one in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
+    assert [file.relative for file in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
     assert not is_complete(plan)
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == before
@@ -113,7 +113,7 @@ def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
 
 
 @pytest.mark.parametrize("edit_note", [no_note, damaged_note, right_note])
-def test_a_note_alone_that_is_wrong_is_written_again_and_its_file_is_kept(
+def test_a_wrong_checksum_note_is_rewritten_and_its_file_is_kept(
     tmp_path: Path, edit_note: Callable[[Path, bytes], None]
 ) -> None:
     config = config_in(tmp_path)
@@ -205,7 +205,7 @@ def test_repeated_rows_of_errors_in_the_spool_are_published_once(tmp_path: Path)
 
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("case", ["a file twice", "rows of two files", "a row twice in its file"])
-def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case: str, is_old: bool) -> None:
+def test_repeated_published_rows_are_set_aside(tmp_path: Path, case: str, is_old: bool) -> None:
     config = config_in(tmp_path)
     run(config)
     output = OutputDir(config.sink.path)
@@ -227,7 +227,7 @@ def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case:
     problem = f"{relative}: {min(len(table), 10) if case == 'a file twice' else 2 if 'two' in case else 1} rows are in"
     assert any(line.startswith(problem) for line in check_output(output).problems)
     plan = plan_of(config)
-    assert [one.relative for one in plan.prior.inventory.strange] == [relative]
+    assert [file.relative for file in plan.prior.inventory.strange] == [relative]
     assert not is_complete(plan)
     run(config)
     assert at_rest(tmp_path / "out") == (every_id(), set())
@@ -239,7 +239,7 @@ def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case:
 
 @pytest.mark.parametrize("with_note", [False, True])
 @pytest.mark.parametrize("mixes", [False, True])
-def test_rows_of_another_shard_in_a_file_of_my_name_are_not_accepted(
+def test_rows_of_another_shard_in_a_file_of_this_shard_are_not_accepted(
     tmp_path: Path, with_note: bool, mixes: bool
 ) -> None:
     config = config_in(tmp_path)
@@ -257,7 +257,9 @@ def test_rows_of_another_shard_in_a_file_of_my_name_are_not_accepted(
         write_checksum(views[0], relative, data, table.num_rows)
     views[0].write_bytes(relative, data)
     [line] = [
-        one for one in check_output(OutputDir(config.sink.path)).problems if one.startswith(f"shard 0/3: {relative}")
+        problem
+        for problem in check_output(OutputDir(config.sink.path)).problems
+        if problem.startswith(f"shard 0/3: {relative}")
     ]
     assert "rows of other shards" in line or not with_note
     plan = run(config, shard=SHARDS[0])
@@ -334,7 +336,7 @@ def test_damaged_settings_of_shards_are_one_sentence(tmp_path: Path, content: by
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'[0, "1"]', b"[true, 1]", b"[-1, 1]", b"[0, 1e99]"])
-def test_a_damaged_turn_is_named_with_the_way_out(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_turn_is_named_with_its_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in").mkdir()
     for number in range(3):
         members = [("a.png", encode("red")), ("a.json", b'{"id": "%d"}' % number)]
@@ -366,9 +368,9 @@ def test_a_count_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / COUNTS / f"00000000-{10**13}").write_bytes(b"-")
     with pytest.raises(ConfigError, match=rf"counts/00000000-{10**13} is damaged: it counts 10,000,000,000,000 rows"):
         plan_of(config)
-    found = check_output(OutputDir(config.sink.path))
-    assert any(line.startswith(f"_job/counts/00000000-{10**13}: it counts") for line in found.problems)
-    assert found.num_rows == {"data": 1, "errors": 0}
+    result = check_output(OutputDir(config.sink.path))
+    assert any(line.startswith(f"_job/counts/00000000-{10**13}: it counts") for line in result.problems)
+    assert result.num_rows == {"data": 1, "errors": 0}
 
 
 @pytest.mark.parametrize("row", [-1, 30, 10**13])
@@ -378,8 +380,8 @@ def test_rows_beyond_the_end_of_a_file_take_no_memory(tmp_path: Path, row: int) 
     config = job({"kind": "webdataset", "path": str(tmp_path / "in")}, tmp_path / "out")
     plan, begun = start(plan_of(config))
     table = make_rows(plan, 1)[0].slice(0, 1)
-    place = table.schema.get_field_index("row_index")
-    wrong = table.set_column(place, table.schema.field(place), pa.array([row] * table.num_rows, pa.int64()))
+    column = table.schema.get_field_index("row_index")
+    wrong = table.set_column(column, table.schema.field(column), pa.array([row] * table.num_rows, pa.int64()))
     for path in (tmp_path / "out" / COUNTS).iterdir():
         path.unlink()
     begun.publisher.publish_rows("data", 0, wrong)
@@ -413,13 +415,13 @@ def test_a_folder_of_the_output_that_became_a_link_is_refused(tmp_path: Path, fo
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["data", "root"])
-def test_a_folder_that_is_replaced_while_the_job_runs_gets_no_file(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("folder", ["data", "root"])
+def test_a_folder_that_is_replaced_while_the_job_runs_gets_no_file(tmp_path: Path, folder: str) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
     (tmp_path / "elsewhere/_job").mkdir(parents=True)
-    replaced = tmp_path / "out" / ("data" if place == "data" else "")
+    replaced = tmp_path / "out" / ("data" if folder == "data" else "")
     replaced.rename(tmp_path / "moved")
     replaced.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"a link in its path leaves the root|was replaced"):

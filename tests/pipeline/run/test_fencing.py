@@ -67,8 +67,8 @@ def take_over(config: CaptionJobConfig) -> None:
 class Delay:
     """Runs something once, before or after the n-th look at whether an attempt is alone."""
 
-    def __init__(self, attempt: int, place: int, act: Callable[[], Any], before: bool) -> None:
-        self.attempt, self.place, self.act, self.before = attempt, place, act, before
+    def __init__(self, attempt: int, index: int, act: Callable[[], Any], before: bool) -> None:
+        self.attempt, self.place, self.act, self.before = attempt, index, act, before
         self.num_seen = 0
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def saving(config: CaptionJobConfig) -> Callable[[], Any]:
     # One task at a time: others that run beside a delayed one may still spool, into the attempt's own folder.
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
-    spooled = [one for number, batch in enumerate(batches[:5]) for one in begun.publisher.spool(90 + number, [batch])]
+    spooled = [file for number, batch in enumerate(batches[:5]) for file in begun.publisher.spool(90 + number, [batch])]
 
     def act() -> None:
         with Writer(begun.publisher, config.sink, spooled, begun.next_numbers, max_tasks=1) as writer:
@@ -147,13 +147,13 @@ LATE_ACTS = ACTS | {"save": (saving_in_parallel, 1)}
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_path: Path, name: str) -> None:
+def test_a_superseded_attempt_delayed_anywhere_changes_no_file(tmp_path: Path, name: str) -> None:
     prepare, attempt = ACTS[name]
     least = {"finalize": 9, "save": 5, "begin": 3, "close": 5}[name]
     total = num_checks(tmp_path / "undisturbed", prepare, attempt)
     assert total >= least, "fewer looks than there are moves, deletes and overwrites"
-    for place in range(1, total + 1):
-        config = config_in(tmp_path / str(place))
+    for index in range(1, total + 1):
+        config = config_in(tmp_path / str(index))
         act = prepare(config)
         left: dict[str, bytes] = {}
 
@@ -162,44 +162,44 @@ def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_p
             left |= snapshot(Path(config.sink.path))
 
         with pytest.MonkeyPatch.context() as patch:
-            delay = Delay(attempt, place, overtake, before=True)
+            delay = Delay(attempt, index, overtake, before=True)
             delay.install(patch)
             try:
                 act()
             except Fenced:
                 pass
             else:  # a writer that was fast took more rows at once, and looked less often than the undisturbed one
-                assert name == "save", f"it went on although it was overtaken at look {place}"
-                assert delay.num_seen < place
+                assert name == "save", f"it went on although it was overtaken at look {index}"
+                assert delay.num_seen < index
                 continue
-        assert snapshot(Path(config.sink.path)) == left, f"touched after look {place}"
+        assert snapshot(Path(config.sink.path)) == left, f"touched after look {index}"
 
 
 @pytest.mark.parametrize("name", LATE_ACTS)
-def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, name: str) -> None:
+def test_an_operation_delayed_after_its_fence_check_loses_no_row(tmp_path: Path, name: str) -> None:
     prepare, attempt = LATE_ACTS[name]
-    for place in range(1, num_checks(tmp_path / "undisturbed", prepare, attempt) + 1):
-        config = config_in(tmp_path / str(place))
+    for index in range(1, num_checks(tmp_path / "undisturbed", prepare, attempt) + 1):
+        config = config_in(tmp_path / str(index))
         act = prepare(config)
         with pytest.MonkeyPatch.context() as patch:
-            late = Delay(attempt, place, lambda config=config: take_over(config), before=False)
+            late = Delay(attempt, index, lambda config=config: take_over(config), before=False)
             late.install(patch)
             try:
                 act()
             except Fenced:
                 pass
             else:
-                assert place >= late.num_seen, "it went on although it was overtaken"
+                assert index >= late.num_seen, "it went on although it was overtaken"
         if name == "save":  # what it spooled late is in its own folder, and is removed by the next look
             take_over(config)
         output = Path(config.sink.path)
         good, bad = at_rest(output)
-        assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {place}"
-        found = check_output(OutputDir(config.sink.path))
-        assert (found.problems, found.num_missing) == ([], 0), f"damaged at look {place}"
+        assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {index}"
+        result = check_output(OutputDir(config.sink.path))
+        assert (result.problems, result.num_missing) == ([], 0), f"damaged at look {index}"
 
 
-def test_a_settle_that_wakes_after_a_later_attempt_has_finished_leaves_its_rows_alone(tmp_path: Path) -> None:
+def test_a_finalize_delayed_past_a_later_attempt_changes_no_row(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config, limit=8))
     save(plan, begun, make_rows(plan, 1))
@@ -212,7 +212,7 @@ def test_a_settle_that_wakes_after_a_later_attempt_has_finished_leaves_its_rows_
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
 
-def test_a_settle_does_not_move_what_a_running_later_attempt_has_spooled(tmp_path: Path) -> None:
+def test_finalize_does_not_move_spool_files_of_a_running_later_attempt(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config, limit=8))
     save(plan, begun, make_rows(plan, 1))
@@ -228,7 +228,7 @@ def test_a_settle_does_not_move_what_a_running_later_attempt_has_spooled(tmp_pat
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
 
-def test_an_error_that_an_older_attempt_spools_late_costs_no_row(tmp_path: Path) -> None:
+def test_an_error_spooled_late_by_a_superseded_attempt_loses_no_row(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     old_plan, old = start(plan_of(config))
     plan, begun = start(plan_of(config))
@@ -240,7 +240,7 @@ def test_an_error_that_an_older_attempt_spools_late_costs_no_row(tmp_path: Path)
     assert {row["attempt"] for row in rows_in(tmp_path / "out/errors").values()} == {2}
 
 
-def test_rows_that_only_a_late_spool_file_holds_do_not_count_as_done(tmp_path: Path) -> None:
+def test_rows_in_late_spool_files_only_do_not_count_as_done(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     old_plan, old = start(plan_of(config))
     plan, begun = start(plan_of(config))
@@ -252,7 +252,7 @@ def test_rows_that_only_a_late_spool_file_holds_do_not_count_as_done(tmp_path: P
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
 
-def test_a_file_that_is_set_aside_leaves_no_hole_for_an_older_attempt(tmp_path: Path) -> None:
+def test_a_superseded_attempt_cannot_publish_under_the_number_of_a_file_set_aside(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1)
@@ -279,7 +279,7 @@ def test_an_emptied_file_whose_checksum_is_the_former_one_is_noted_again(tmp_pat
     assert check_output(output).problems == []
 
 
-def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
+def test_a_superseded_attempt_rewrites_nothing(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1))

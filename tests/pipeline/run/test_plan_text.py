@@ -18,7 +18,7 @@ def show(shown: dict[str, Any]) -> str:
     return "a prompt"
 
 
-def test_a_row_whose_prompt_is_refused_is_passed_over() -> None:
+def test_a_row_whose_prompt_is_refused_is_skipped() -> None:
     assert first_usable(lambda: [row("a", "not_an_image"), row("b"), row("c")], show) == "first prompt (c):\na prompt"
 
 

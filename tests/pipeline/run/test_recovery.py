@@ -65,9 +65,9 @@ def check_repeats(config: CaptionJobConfig) -> None:
     assert {row["generated_text"] for row in rows.values()} == {""}
     assert rows_in(output / "data")["a"]["source"] == "0.tar"
     (output / "_job/config.yaml").write_text(yaml.safe_dump(config.resolved()))
-    found = check_output(OutputDir(str(output)))
-    assert found.is_complete
-    assert not found.problems
+    result = check_output(OutputDir(str(output)))
+    assert result.is_complete
+    assert not result.problems
 
 
 def repeating(folder: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_a_row_of_a_tar_whose_id_an_earlier_tar_has_becomes_an_error_and_the_job
 
 
 @pytest.mark.parametrize("num_writes", by_tier(range(8), 2, 6))
-def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
+def test_a_kill_while_repeated_ids_are_resolved_is_recovered_by_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
 ) -> None:
     config = job(repeating(tmp_path / "in"), tmp_path / "out", sink={"rows_per_file": 2})
@@ -110,7 +110,7 @@ def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
     check_repeats(config)
 
 
-def test_repeated_ids_are_settled_again_after_rows_that_failed_were_retried(tmp_path: Path) -> None:
+def test_repeated_ids_are_resolved_again_after_failed_rows_were_retried(tmp_path: Path) -> None:
     config = job(repeating(tmp_path / "in"), tmp_path / "out")
     run(config)
     run(config, ResumeOptions(retry_errors=True))
@@ -150,7 +150,7 @@ def test_a_new_id_is_never_one_that_a_row_of_the_user_has(tmp_path: Path) -> Non
     assert at_rest(tmp_path / "out") == ({"a", "1.tar#0"}, {"1.tar#0#"})
 
 
-def test_of_a_sample_of_several_rows_all_become_errors(tmp_path: Path) -> None:
+def test_all_rows_of_a_sample_with_a_repeated_id_become_errors(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     for number in range(2):
@@ -170,13 +170,13 @@ def test_rows_of_images_become_errors_without_an_image(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row], schema)
     repeats = {(0, 3): "a#1"}
     taken = repeated_ids._Names(OutputDir(str(tmp_path)))
-    [found] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
-    assert (found["sample_id"], found["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
-    assert (found["status"], found["error_type"]) == ("error", "duplicate_id")
-    assert (found["image"], found["codes"]) == (None, None)
+    [renamed_row] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
+    assert (renamed_row["sample_id"], renamed_row["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
+    assert (renamed_row["status"], renamed_row["error_type"]) == ("error", "duplicate_id")
+    assert (renamed_row["image"], renamed_row["codes"]) == (None, None)
 
 
-def test_repeats_are_found_by_place_whatever_file_of_the_output_they_are_in(tmp_path: Path) -> None:
+def test_repeated_ids_are_found_by_source_position_in_any_order_of_output_files(tmp_path: Path) -> None:
     config = job(repeating(tmp_path / "in"), tmp_path / "out")
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1)[::-1])
@@ -242,7 +242,7 @@ def test_two_first_attempts_of_a_growing_source_share_one_manifest(tmp_path: Pat
     assert len(at_rest(tmp_path / "out")[0]) == 12
 
 
-def test_a_part_that_appears_between_looking_and_writing_is_kept(
+def test_a_manifest_part_created_between_listing_and_writing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = job(lines(tmp_path / "in", "5"), tmp_path / "out")
@@ -299,13 +299,13 @@ def damage_text(path: Path, column: str = "generated_text") -> None:
     path.write_bytes(bytes(data))
 
 
-def test_a_damaged_page_of_a_spool_file_is_set_aside_and_its_rows_are_made_again(tmp_path: Path) -> None:
+def test_a_spool_file_with_a_damaged_page_is_set_aside_and_its_rows_are_decoded_again(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in", "a", count=20), tmp_path / "out")
     run(config, num_batches=3)
     spooled = sorted((tmp_path / "out/_job/spool").glob("*/*.parquet"))
     damage_text(spooled[1])
     plan = run(config)
-    assert [one.relative for one in plan.prior.inventory.strange] == [f"_job/spool/a0001/{spooled[1].name}"]
+    assert [file.relative for file in plan.prior.inventory.strange] == [f"_job/spool/a0001/{spooled[1].name}"]
     assert len(at_rest(tmp_path / "out")[0]) == 20
 
 
@@ -320,14 +320,16 @@ def shorten(path: Path) -> None:
 def replace_by_other_rows(path: Path) -> None:
     """A whole file of the same rows with other texts: only a digest shows it."""
     table = pq.read_table(path)
-    place = table.schema.get_field_index("generated_text")
-    other = table.set_column(place, table.schema.field(place), [["other"] * table.num_rows])
+    column = table.schema.get_field_index("generated_text")
+    other = table.set_column(column, table.schema.field(column), [["other"] * table.num_rows])
     pq.write_table(other, path)
 
 
 @pytest.mark.parametrize("damage", [flip, shorten, replace_by_other_rows])
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_damaged_output_file_is_named_set_aside_and_made_again(tmp_path: Path, damage: Any, complete: bool) -> None:
+def test_a_damaged_output_file_is_named_set_aside_and_its_rows_are_decoded_again(
+    tmp_path: Path, damage: Any, complete: bool
+) -> None:
     config = job(lines(tmp_path / "in", "a", count=25), tmp_path / "out")
     run(config)
     output = OutputDir(str(tmp_path / "out"))
@@ -337,7 +339,7 @@ def test_a_damaged_output_file_is_named_set_aside_and_made_again(tmp_path: Path,
     damage(tmp_path / "out/data/part-000001.parquet")
     plan = plan_of(config)
     assert not is_complete(plan)
-    assert [one.relative for one in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
+    assert [file.relative for file in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
     assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in resume_lines(plan))
     assert plan.prior.verified.line().endswith("; 1 damaged")
     run(config)
@@ -390,7 +392,7 @@ def test_a_file_that_another_attempt_rewrites_meanwhile_is_not_taken_for_damaged
     assert checksums.verify(OutputDir(str(tmp_path / "out"))).problems == {}
 
 
-def test_a_damaged_checksum_note_is_written_anew(tmp_path: Path) -> None:
+def test_a_damaged_checksum_note_is_rewritten(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in", "a", count=25), tmp_path / "out")
     run(config)
     note = tmp_path / "out/_job/files/data/part-000000.parquet.json"
@@ -401,7 +403,7 @@ def test_a_damaged_checksum_note_is_written_anew(tmp_path: Path) -> None:
     assert note.read_text() == good
 
 
-def test_a_damaged_manifest_part_names_the_way_out_and_the_way_works(tmp_path: Path) -> None:
+def test_a_damaged_manifest_part_is_named_with_a_remedy_that_works(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in", "a", count=25), tmp_path / "out")
     run(config, num_batches=2)
     part = tmp_path / "out/_job/manifest/part-00000.parquet"
@@ -424,7 +426,7 @@ def touch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "images", "parquet", "tars"])
-def test_a_source_whose_times_alone_changed_is_gone_on_with_on_request(tmp_path: Path, kind: str) -> None:
+def test_a_source_with_changed_modification_times_resumes_on_request(tmp_path: Path, kind: str) -> None:
     source = SOURCES[kind](tmp_path / "in")
     config = job(source, tmp_path / "out")
     run(config, num_batches=1)
@@ -475,7 +477,7 @@ def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path)
     assert ("skipped", told_of) in done.lines()
 
 
-def test_a_folder_of_nothing_else_is_refused_with_what_is_there(tmp_path: Path) -> None:
+def test_a_folder_without_usable_files_is_refused_with_its_suffixes(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.heic").write_bytes(RED)
     with pytest.raises(ConfigError, match=r"; there are 1 \*\.heic"):
@@ -556,7 +558,7 @@ def test_files_cut_short_are_counted_in_the_summary(tmp_path: Path) -> None:
 # --- columns of Arrow's view types ---------------------------------------------------------------------------------
 
 
-def test_view_columns_are_read_as_plain_ones(tmp_path: Path) -> None:
+def test_view_type_columns_are_read_as_plain_columns(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     names = pa.array(["a", "b", None, "a name that is longer than what a view holds itself"], pa.string_view())

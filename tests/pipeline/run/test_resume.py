@@ -63,7 +63,7 @@ SOURCES = {"images": images, "parquet": parquet, "tars": tars, "lines": lines}
 @pytest.mark.slow_cases("1-", "3-images", "3-lines", "3-tars")
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("num_batches", [0, 1, 3])
-def test_a_second_run_makes_only_what_is_missing(tmp_path: Path, kind: str, num_batches: int) -> None:
+def test_a_second_run_decodes_only_missing_rows(tmp_path: Path, kind: str, num_batches: int) -> None:
     config = job(SOURCES[kind](tmp_path / "in"), tmp_path / "out")
     whole = job(SOURCES[kind](tmp_path / "in"), tmp_path / "whole")
     run(whole)
@@ -115,7 +115,7 @@ def test_a_complete_output_takes_no_attempt(tmp_path: Path) -> None:
     assert resume_lines(plan)[:-1] == ["resuming: 30 samples are done, 0 missing, 0 files set aside"]
 
 
-def test_a_limited_run_is_gone_on_with_in_full_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_limited_run_resumes_without_a_limit_and_the_reverse(tmp_path: Path) -> None:
     config = job(tars(tmp_path / "in"), tmp_path / "out")
     run(config, limit=11)
     assert len(at_rest(tmp_path / "out")[0]) == 11
@@ -124,7 +124,7 @@ def test_a_limited_run_is_gone_on_with_in_full_and_the_other_way_round(tmp_path:
     assert plan_of(config, limit=4).datasource.num_spans == 0
 
 
-def test_a_changed_file_is_refused_by_name_and_a_new_one_is_taken_in(tmp_path: Path) -> None:
+def test_a_changed_file_is_refused_by_name_and_a_new_file_is_added(tmp_path: Path) -> None:
     config = job(tars(tmp_path / "in"), tmp_path / "out")
     run(config, num_batches=4)
     (tmp_path / "in/0-new.tar").write_bytes(tar_bytes([("x.png", RED)]))
@@ -179,7 +179,7 @@ def test_another_configuration_is_refused_with_the_fields_and_both_values(tmp_pa
     assert {row["attempt"] for row in rows.values()} == {1, 2}
 
 
-def test_what_does_not_decide_the_output_may_change(tmp_path: Path) -> None:
+def test_fields_outside_the_fingerprint_may_change(tmp_path: Path) -> None:
     source = lines(tmp_path / "in")
     run(job(source, tmp_path / "out"), num_batches=1)
     changed = {**source, "span_max_rows": 3, "fetch": {"timeout_s": 5.0}}
@@ -190,7 +190,7 @@ def test_what_does_not_decide_the_output_may_change(tmp_path: Path) -> None:
 # --- torn and strange files ----------------------------------------------------------------------------------------
 
 
-def test_torn_and_strange_files_are_set_aside_and_named(tmp_path: Path) -> None:
+def test_torn_and_foreign_files_are_set_aside_and_named(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     run(config)
     data = tmp_path / "out/data"
@@ -200,7 +200,7 @@ def test_torn_and_strange_files_are_set_aside_and_named(tmp_path: Path) -> None:
     (data / "notes.txt").write_text("mine")
     write_parquet(data / "other.parquet", {"sample_id": ["a"]})
     plan = run(config)
-    told_of = {one.relative: one.problem for one in plan.prior.inventory.strange}
+    told_of = {file.relative: file.problem for file in plan.prior.inventory.strange}
     assert told_of.keys() == {
         f"data/{name}" for name in ("part-000001.parquet", "part-000002.parquet", "notes.txt", "other.parquet")
     }
@@ -222,7 +222,7 @@ def test_files_of_an_unknown_job_are_set_aside(tmp_path: Path) -> None:
     assert len(at_rest(tmp_path / "out")[0]) == 30
 
 
-def test_an_attempt_killed_before_it_wrote_its_manifest_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_attempt_killed_before_it_wrote_its_manifest_resumes(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     run(config, num_batches=0)
     (tmp_path / "out/_job/manifest/part-00000.parquet").unlink()
@@ -248,7 +248,7 @@ def prompts(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 2, 5, 7])
-def test_a_sample_of_several_rows_is_done_when_all_are_there_and_none_is_made_twice(
+def test_a_sample_of_several_rows_is_done_when_all_are_present_and_no_row_is_repeated(
     tmp_path: Path, num_batches: int
 ) -> None:
     source = prompts(tmp_path / "in")
@@ -264,7 +264,7 @@ def test_a_sample_of_several_rows_is_done_when_all_are_there_and_none_is_made_tw
     assert at_rest(tmp_path / "out")[0] == {f"a.parquet#{row}#{asked}" for row in range(6) for asked in range(5)}
 
 
-def test_rows_of_one_prompt_that_failed_alone_are_all_that_is_made_again(tmp_path: Path) -> None:
+def test_only_failed_rows_of_a_prompt_are_decoded_again(tmp_path: Path) -> None:
     sections = {"prompt": {"text": "{prompt}"}, "columns": {"prompts": "asked"}}
     config = job(prompts(tmp_path / "in"), tmp_path / "out", **sections)
     run(config, fails=lambda own: own in ("a.parquet#2#1", "a.parquet#2#3", "a.parquet#5#0"))
@@ -280,7 +280,7 @@ def test_rows_of_one_prompt_that_failed_alone_are_all_that_is_made_again(tmp_pat
 # --- rows that failed ----------------------------------------------------------------------------------------------
 
 
-def test_rows_that_failed_are_left_alone_unless_they_are_asked_for(tmp_path: Path) -> None:
+def test_failed_rows_are_retried_only_on_request(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     run(config, fails=lambda own: own.endswith("7"))
     assert at_rest(tmp_path / "out")[1] == {"a.txt#7", "a.txt#17", "a.txt#27"}
@@ -367,7 +367,7 @@ def test_two_attempts_that_overlap_leave_no_row_twice(tmp_path: Path) -> None:
     assert len(at_rest(tmp_path / "out")[0]) == 30
 
 
-def test_late_spool_files_that_hold_more_than_is_there_are_taken_in_without_the_rest(tmp_path: Path) -> None:
+def test_late_spool_files_are_published_without_rows_that_are_done(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1)
@@ -376,14 +376,14 @@ def test_late_spool_files_that_hold_more_than_is_there_are_taken_in_without_the_
     old.publisher.spool(0, batches[:1])
     plan = run(config)
     assert plan.datasource.num_samples == 30 - 12
-    assert {one.drop for one in plan.prior.inventory.spooled} == {
+    assert {file.drop for file in plan.prior.inventory.spooled} == {
         frozenset(),
         frozenset(f"a.txt#{row}" for row in range(4)),
     }
     assert len(at_rest(tmp_path / "out")[0]) == 30
 
 
-def test_of_two_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
+def test_of_two_attempts_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     first, second = plan_of(config), plan_of(config)
     true = OutputDir.list_attempts
@@ -396,7 +396,7 @@ def test_of_two_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
         OutputDir.list_attempts = true
 
 
-def test_another_machine_resolves_its_gpus_anew_and_resumes(tmp_path: Path) -> None:
+def test_a_job_resumed_on_another_machine_resolves_its_gpus_again(tmp_path: Path) -> None:
     """The record keeps `auto` and the numbers of each attempt beside it; they are not part of the content."""
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     here = Resources({"pool": 0.5}, ("pool",), "this machine has 1 GPU", num_cpus=3)

@@ -35,11 +35,11 @@ def config(s3: S3, tmp_path: Path) -> CaptionJobConfig:
 
 
 def ids(output: OutputDir, folder: str = "data") -> list[str]:
-    found = []
+    sample_ids = []
     for name in output.list_files(folder):
         with output.filesystem.open(output.path(f"{folder}/{name}"), "rb") as file:
-            found += pq.read_table(file)["sample_id"].to_pylist()
-    return found
+            sample_ids += pq.read_table(file)["sample_id"].to_pylist()
+    return sample_ids
 
 
 EVERY = sorted(f"a.txt#{row}" for row in range(30))
@@ -57,7 +57,7 @@ def test_puts_that_are_refused_or_carried_out_and_refused_leave_every_row_once(
     assert output.list_files("_job/spool") == []
 
 
-def test_a_bucket_that_is_lost_in_the_middle_is_gone_on_with(s3: S3, config: CaptionJobConfig) -> None:
+def test_a_job_whose_bucket_fails_in_the_middle_resumes(s3: S3, config: CaptionJobConfig) -> None:
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
     begun.publisher.spool(0, batches[:2])
@@ -69,7 +69,7 @@ def test_a_bucket_that_is_lost_in_the_middle_is_gone_on_with(s3: S3, config: Cap
     assert sorted(ids(output) + ids(output, "errors")) == EVERY
 
 
-def test_a_store_that_fails_while_the_job_is_brought_to_rest_is_gone_on_with(s3: S3, config: CaptionJobConfig) -> None:
+def test_a_job_whose_store_fails_during_finalize_resumes(s3: S3, config: CaptionJobConfig) -> None:
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1))
     with s3.failing(Fault("cut", "GET", "/data/part", times=10_000)), pytest.raises(Exception, match=r"\S"):
@@ -78,7 +78,7 @@ def test_a_store_that_fails_while_the_job_is_brought_to_rest_is_gone_on_with(s3:
     assert sorted(ids(OutputDir(config.sink.path))) == EVERY
 
 
-def test_a_torn_file_on_a_store_is_copied_aside_and_its_place_stays_taken(s3: S3, config: CaptionJobConfig) -> None:
+def test_a_torn_file_on_a_store_is_copied_aside_and_its_number_is_not_reused(s3: S3, config: CaptionJobConfig) -> None:
     run(config)
     output = OutputDir(config.sink.path)
     output.write_bytes("data/part-000001.parquet", b"torn")

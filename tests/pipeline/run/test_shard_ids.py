@@ -50,9 +50,9 @@ def owners(names: list[list[str]], order: tuple[int, ...]) -> dict[str, str]:
 def check(config: CaptionJobConfig, names: list[list[str]]) -> None:
     """Every id has one row, every other sample is an error row with the name of its place, and the audit is clean."""
     good, bad = at_rest(Path(config.sink.path))
-    found = check_output(OutputDir(config.sink.path))
-    assert (found.problems, found.waiting, found.num_missing) == ([], [], 0)
-    wanted = {name for one in names for name in one}
+    result = check_output(OutputDir(config.sink.path))
+    assert (result.problems, result.waiting, result.num_missing) == ([], [], 0)
+    wanted = {name for names_of_tar in names for name in names_of_tar}
     assert len(good) + len(bad) == sum(map(len, names))
     assert wanted <= good | bad
     assert all("#" in own for own in (good | bad) - wanted)
@@ -114,7 +114,7 @@ def test_files_that_two_shards_add_at_the_same_time_are_compared_before_they_are
 
 
 @pytest.mark.parametrize("num_writes", by_tier(range(9), 2, 7))
-def test_a_shard_that_dies_while_ids_are_compared_is_taken_up(
+def test_a_shard_that_is_killed_while_ids_are_compared_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
 ) -> None:
     config = tar_job(tmp_path)
@@ -183,10 +183,10 @@ def test_kills_overlaps_and_retries_of_shards_leave_every_id_once(tmp_path: Path
         for shard in chance.sample(SHARDS, 3):
             run(config, ResumeOptions(retry_errors=True), shard=shard)
     check(config, names)
-    assert set(rows_in(tmp_path / "out/data")) == {name for one in names for name in one}
+    assert set(rows_in(tmp_path / "out/data")) == {name for names_of_tar in names for name in names_of_tar}
 
 
-def test_turns_are_taken_in_order_and_rank_rows_by_the_attempt_that_finished_them(tmp_path: Path) -> None:
+def test_turns_are_ordered_and_rank_rows_by_the_attempt_that_finished_them(tmp_path: Path) -> None:
     views = [OutputDir(str(tmp_path), shard) for shard in SHARDS]
     taken = [take_turn(views[shard], attempt) for shard, attempt in ((2, 1), (0, 3), (2, 2), (2, 5))]
     assert taken[-1] == Turns(((2, 1), (0, 3), (2, 2), (2, 5)))
@@ -198,7 +198,7 @@ def test_turns_are_taken_in_order_and_rank_rows_by_the_attempt_that_finished_the
     assert taken[-1].has(2, [0, 1, 2]).tolist() == [True, False, True]
 
 
-def test_a_turn_that_was_put_twice_is_one_and_of_two_at_once_the_second_is_later(
+def test_a_repeated_put_makes_one_turn_and_concurrent_turns_are_ordered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     views = [OutputDir(str(tmp_path), shard) for shard in SHARDS]
@@ -239,9 +239,7 @@ def test_rows_that_another_shard_publishes_again_during_a_comparison_are_not_mis
     assert at_rest(tmp_path / "out") == ({"b"}, {"a", "1.tar#0"})
 
 
-def test_a_comparison_during_which_files_never_cease_to_appear_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_ends_although_files_keep_appearing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tar_job(tmp_path, [["a"], ["a", "b"]])
     run(config)
     output = OutputDir(config.sink.path)

@@ -39,14 +39,14 @@ def test_shards_write_one_output_that_opens_as_it_is(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     for shard in (SHARDS[2], SHARDS[0]):
         run(config, fails=lambda own: own.endswith("#7"), shard=shard)
-    found = check_output(OutputDir(config.sink.path))
-    assert (found.problems, found.num_missing) == ([], 13)
-    assert "shard 1/3: not started; run the job with --shard 1/3" in found.waiting
-    assert found.missing[0] == "0.txt#13"
+    result = check_output(OutputDir(config.sink.path))
+    assert (result.problems, result.num_missing) == ([], 13)
+    assert "shard 1/3: not started; run the job with --shard 1/3" in result.waiting
+    assert result.missing[0] == "0.txt#13"
     run(config, fails=lambda own: own.endswith("#7"), shard=SHARDS[1])
-    found = check_output(OutputDir(config.sink.path))
-    assert (found.problems, found.num_missing, found.waiting, found.is_complete) == ([], 0, [], True)
-    assert found.num_rows == {"data": 38, "errors": 2}
+    result = check_output(OutputDir(config.sink.path))
+    assert (result.problems, result.num_missing, result.waiting, result.is_complete) == ([], 0, [], True)
+    assert result.num_rows == {"data": 38, "errors": 2}
     good, bad = at_rest(tmp_path / "out")
     assert bad == {"0.txt#7", "2.txt#7"}
     data = tmp_path / "out/data"
@@ -100,8 +100,8 @@ def test_kills_and_overlapping_attempts_of_shards_cost_no_row_and_double_none(tm
             left = set(SHARDS)
     for shard in SHARDS:
         run(config, shard=shard)
-    found = check_output(OutputDir(config.sink.path))
-    assert (found.problems, found.num_missing, found.waiting) == ([], 0, [])
+    result = check_output(OutputDir(config.sink.path))
+    assert (result.problems, result.num_missing, result.waiting) == ([], 0, [])
     good, bad = at_rest(tmp_path / "out")
     wanted = {
         f"{path.name}#{row}"
@@ -167,8 +167,8 @@ def test_a_limit_and_a_dry_run_take_the_first_samples_of_the_shard(tmp_path: Pat
     assert first == plan.datasource.read(0)["sample_id"].to_pylist()[:2]
     for shard in SHARDS:
         run(config, shard=shard, limit=3)
-    found = check_output(OutputDir(config.sink.path))
-    assert (found.num_missing, found.num_rows["data"]) == (0, 9)
+    result = check_output(OutputDir(config.sink.path))
+    assert (result.num_missing, result.num_rows["data"]) == (0, 9)
     for shard in SHARDS:
         run(config, shard=shard)
     assert check_output(OutputDir(config.sink.path)).num_rows["data"] == 40

@@ -29,7 +29,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 BUCKET = "weights"
-TENSORS = {f"layers.{place}.weight": torch.full((64, 1000), float(place)) for place in range(10)}
+TENSORS = {f"layers.{index}.weight": torch.full((64, 1000), float(index)) for index in range(10)}
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -78,13 +78,13 @@ def test_the_revision_follows_names_sizes_and_tokens_and_nothing_else() -> None:
     def revision(*listed: Listed) -> str:
         return StoredCheckpoint("model.target", "s3://b/m", "b/m", "", listed).revision
 
-    one, two = Listed("a", 3, "x"), Listed("b", 4, "y")
-    assert revision(one, two) == revision(two, one)
+    first, second = Listed("a", 3, "x"), Listed("b", 4, "y")
+    assert revision(first, second) == revision(second, first)
     changed = (Listed("c", 4, "y"), Listed("b", 5, "y"), Listed("b", 4, "z"))
-    assert len({revision(one, two), *(revision(one, other) for other in changed)}) == 4
+    assert len({revision(first, second), *(revision(first, other) for other in changed)}) == 4
 
 
-def test_only_what_is_loaded_is_chosen() -> None:
+def test_only_files_that_loading_reads_are_chosen() -> None:
     names = ["config.json", "README.md", "a.safetensors", "consolidated.00.safetensors", "b.bin", "own.py", "x.gguf"]
     listed = [Listed(name, 1, "") for name in names]
     assert [file.path for file in chosen(listed)] == ["config.json", "a.safetensors"]
@@ -93,7 +93,7 @@ def test_only_what_is_loaded_is_chosen() -> None:
     assert [file.path for file in chosen(pickled)] == ["config.json", "t2i.pt"]
 
 
-def test_what_is_no_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory: Any) -> None:
+def test_a_folder_without_a_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory: Any) -> None:
     assert refusal(look, f"s3://{BUCKET}/nothing", "model.target").startswith(
         f"model.target: s3://{BUCKET}/nothing: there is no such checkpoint"
     )
@@ -105,7 +105,7 @@ def test_what_is_no_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory
     assert "model.safetensors is empty" in refusal(look, "memory://void", "model.target")
 
 
-def test_an_outline_has_every_header_and_no_weights_on_the_disk(memory: Any) -> None:
+def test_a_sparse_copy_has_every_header_and_no_weights_on_disk(memory: Any) -> None:
     put(memory, "/m")
     big = {"weight": torch.ones(4_000_000)}
     memory.pipe_file("/m/model.safetensors", save(big))
@@ -118,7 +118,7 @@ def test_an_outline_has_every_header_and_no_weights_on_the_disk(memory: Any) -> 
     assert (drawn / "config.json").read_bytes() == files()["config.json"]
 
 
-def test_an_outline_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path) -> None:
+def test_a_sparse_copy_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2000, 600), "b": torch.ones(3)}}, tmp_path / "t2i.pt")
     memory.pipe_file("/g/t2i.pt", (tmp_path / "t2i.pt").read_bytes())
     memory.pipe_file("/g/config.json", b"{}")
@@ -127,8 +127,8 @@ def test_an_outline_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path)
     assert (drawn.parent / "config.json").is_file()
 
 
-def test_a_header_longer_than_an_outlines_end_is_read_whole(memory: Any) -> None:
-    many = {f"a_long_name_of_a_tensor_{place:050}": torch.ones(1) for place in range(12_000)}
+def test_a_header_longer_than_the_prefix_of_a_sparse_copy_is_read_in_full(memory: Any) -> None:
+    many = {f"a_long_name_of_a_tensor_{index:050}": torch.ones(1) for index in range(12_000)}
     put(memory, "/m", **{"model.safetensors": save(many)})
     assert len(read_shapes(outline(look("memory://m", "t")) / "model.safetensors")) == 12_000
 
@@ -140,9 +140,9 @@ def test_a_header_longer_than_an_outlines_end_is_read_whole(memory: Any) -> None
 )
 def test_torn_weights_are_refused_before_they_are_fetched(torn: bytes, memory: Any, folder: Path) -> None:
     put(memory, "/m", **{"model.safetensors": torn})
-    found = look("memory://m", "model.drafter")
-    assert refusal(outline, found) == "model.drafter: memory://m: model.safetensors is torn or not safetensors"
-    assert not (folder / "outlines" / found.key).exists()
+    checkpoint = look("memory://m", "model.drafter")
+    assert refusal(outline, checkpoint) == "model.drafter: memory://m: model.safetensors is torn or not safetensors"
+    assert not (folder / "outlines" / checkpoint.key).exists()
 
 
 # --- copies --------------------------------------------------------------------------------------------------------
@@ -150,12 +150,12 @@ def test_torn_weights_are_refused_before_they_are_fetched(torn: bytes, memory: A
 
 def test_a_copy_is_read_once_and_used_again(bucket: Any, s3: S3, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, f"{BUCKET}/once")
-    found = look(f"s3://{BUCKET}/once", "model.target")
-    place = copy(found)
-    assert torch.equal(load_file(place / "model.safetensors")["layers.7.weight"], TENSORS["layers.7.weight"])
+    checkpoint = look(f"s3://{BUCKET}/once", "model.target")
+    copied = copy(checkpoint)
+    assert torch.equal(load_file(copied / "model.safetensors")["layers.7.weight"], TENSORS["layers.7.weight"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fetching", "fetched"]
     s3.asked.clear()
-    assert copy(found) == place
+    assert copy(checkpoint) == copied
     assert s3.asked == []
     assert capsys.readouterr().out == ""
 
@@ -182,54 +182,54 @@ def test_an_object_that_changes_while_it_is_read_is_no_copy(memory: Any, folder:
     assert not (folder / "copies" / planned.key).exists()
 
 
-def test_a_copy_that_somebody_cut_is_made_again(memory: Any) -> None:
+def test_a_truncated_copy_is_fetched_again(memory: Any) -> None:
     put(memory, "/m")
-    found = look("memory://m", "model.target")
-    weights = copy(found) / "model.safetensors"
+    checkpoint = look("memory://m", "model.target")
+    weights = copy(checkpoint) / "model.safetensors"
     os.truncate(weights, 100)
-    copy(found)
+    copy(checkpoint)
     assert len(load_file(weights)) == len(TENSORS)
 
 
-def test_a_store_that_falters_is_asked_again_and_one_that_stays_away_is_named(
+def test_transient_faults_of_a_store_are_retried_and_an_unreachable_store_is_named(
     bucket: Any, s3: S3, folder: Path
 ) -> None:
     put(bucket, f"{BUCKET}/faults")
-    found = look(f"s3://{BUCKET}/faults", "model.target")
+    checkpoint = look(f"s3://{BUCKET}/faults", "model.target")
     with s3.failing(Fault("cut", "GET", "model.safetensors", 2), Fault("refuse", "GET", "config.json", 2)):
-        place = copy(found)
+        copied = copy(checkpoint)
         assert [fault.times for fault in s3.faults] == [0, 0]
-    assert len(load_file(place / "model.safetensors")) == len(TENSORS)
+    assert len(load_file(copied / "model.safetensors")) == len(TENSORS)
     shutil.rmtree(folder)
     with s3.failing(Fault("refuse", "GET", "model.safetensors", 50)):
-        message = refusal(copy, found)
+        message = refusal(copy, checkpoint)
     assert message.startswith(f"model.target: s3://{BUCKET}/faults: model.safetensors cannot be read: ")
-    assert not (folder / "copies" / found.key).exists()
+    assert not (folder / "copies" / checkpoint.key).exists()
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_read(
     memory: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(memory, "/m")
-    found = look("memory://m", "model.target")
+    checkpoint = look("memory://m", "model.target")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 2_000_000))
-    message = refusal(copy, found)
+    message = refusal(copy, checkpoint)
     assert message.startswith("model.target: memory://m: its copy needs 1.076 GB")
     assert f"{folder} has 2.000 MB free" in message
     assert "DRAFTFLEET_WEIGHTS" in message
     monkeypatch.undo()
 
 
-def test_what_a_killed_maker_left_is_thrown_away(memory: Any, folder: Path) -> None:
+def test_partial_copies_of_a_killed_process_are_deleted(memory: Any, folder: Path) -> None:
     put(memory, "/m")
-    found = look("memory://m", "model.target")
-    left = folder / "copies" / f"{found.key}.part"
+    checkpoint = look("memory://m", "model.target")
+    left = folder / "copies" / f"{checkpoint.key}.part"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     (left / "stray.safetensors").write_bytes(b"of nobody")
-    place = copy(found)
-    assert sorted(path.name for path in place.iterdir()) == sorted(files())
-    assert len(load_file(place / "model.safetensors")) == len(TENSORS)
+    copied = copy(checkpoint)
+    assert sorted(path.name for path in copied.iterdir()) == sorted(files())
+    assert len(load_file(copied / "model.safetensors")) == len(TENSORS)
 
 
 FETCH = f"""
@@ -253,20 +253,20 @@ def test_two_processes_at_once_read_the_weights_once(bucket: Any, s3: S3) -> Non
     assert [process.returncode for process in both] == [0, 0]
     assert sorted(len(lines) for lines in results) == [1, 3]
     assert results[0][-1] == results[1][-1]
-    assert [one for one in s3.asked if one == ("GET", f"/{BUCKET}/pair/model.safetensors")] == [
+    assert [request for request in s3.asked if request == ("GET", f"/{BUCKET}/pair/model.safetensors")] == [
         ("GET", f"/{BUCKET}/pair/model.safetensors")
     ]
 
 
-def test_a_maker_that_is_killed_leaves_no_lock_and_nothing_that_is_used(bucket: Any, s3: S3, folder: Path) -> None:
+def test_a_killed_process_leaves_no_lock_and_no_usable_partial_copy(bucket: Any, s3: S3, folder: Path) -> None:
     put(bucket, f"{BUCKET}/killed")
-    found = look(f"s3://{BUCKET}/killed", "model.target")
+    checkpoint = look(f"s3://{BUCKET}/killed", "model.target")
     with s3.failing(Fault("stall", "GET", "model.safetensors", 1)):
         process = start("killed", s3)
         until(lambda: not s3.faults[0].times or process.poll() is not None)
         assert process.poll() is None
-        assert (folder / "copies" / f"{found.key}.part").is_dir()
+        assert (folder / "copies" / f"{checkpoint.key}.part").is_dir()
         process.kill()
         process.communicate()
-    assert not (folder / "copies" / found.key).exists()
-    assert len(load_file(copy(found) / "model.safetensors")) == len(TENSORS)
+    assert not (folder / "copies" / checkpoint.key).exists()
+    assert len(load_file(copy(checkpoint) / "model.safetensors")) == len(TENSORS)

@@ -111,7 +111,7 @@ def test_a_pair_of_a_store_is_checked_pinned_and_loaded_under_its_urls(memory: A
     assert torch.equal(loaded.target.head.weight, local.target.head.weight)
 
 
-def test_a_job_whose_weights_are_folders_is_as_it_was(tmp_path: Path) -> None:
+def test_a_job_whose_weights_are_folders_is_unchanged(tmp_path: Path) -> None:
     job = caption_job(str(toy(tmp_path / "target")))
     pinned, info = check(job, actors.loading.pair.check, runs_here=True)
     assert pinned == job
@@ -144,7 +144,7 @@ def test_a_model_that_is_not_installed_is_refused_with_those_that_are(monkeypatc
         check(caption_job("zoo/checkpoints/gone"), actors.loading.pair.check, True)
 
 
-def test_a_revision_that_is_not_there_is_refused_before_anything_starts(memory: Any, tmp_path: Path) -> None:
+def test_a_missing_revision_is_refused_before_anything_starts(memory: Any, tmp_path: Path) -> None:
     folder = toy(tmp_path / "target")
     url = upload(memory, folder, "target")
     with pytest.raises(ConfigError, match=r"^model\.target: memory://target: it is revision [0-9a-f]{16} now, and "):
@@ -173,7 +173,7 @@ def test_refusals_name_the_url_and_not_the_copy(memory: Any, tmp_path: Path, her
     assert str(here) not in str(caught.value)
 
 
-def test_the_disk_is_looked_at_only_where_actors_share_the_machine(
+def test_free_disk_is_checked_only_if_actors_run_on_this_machine(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = upload(memory, toy(tmp_path / "target"), "target")
@@ -183,7 +183,7 @@ def test_the_disk_is_looked_at_only_where_actors_share_the_machine(
         check(caption_job(url), actors.loading.pair.check, runs_here=True)
 
 
-def test_what_no_drafter_needs_is_not_asked_for() -> None:
+def test_only_checkpoints_that_the_method_loads_are_fetched() -> None:
     job = caption_job("memory://target", "memory://drafter")
     assert [site.where for site in sites(job)] == ["model.target", "model.drafter"]
     contexts = [{"kind": "full"}, {"kind": "caption", "path": "owner/small"}]
@@ -237,8 +237,8 @@ def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -
     url = upload(memory, toy(tmp_path / "target"), "target")
     data = {"source": SOURCE, "prompt": "", "answer_column": "a", "target": {"path": url}, "output": {"path": "out"}}
     job = validate(TrainDrafterJobConfig, data, "job.yaml")
-    pinned, found = check(job, lambda own: CheckpointRevisions({"target": "of an outline"}), True)
-    assert found.revisions == {"target": pinned.target.revision}
+    pinned, revisions = check(job, lambda own: CheckpointRevisions({"target": "of an outline"}), True)
+    assert revisions.revisions == {"target": pinned.target.revision}
     assert (Path(fetched(pinned).target.path) / "model.safetensors").read_bytes() == (
         tmp_path / "target/model.safetensors"
     ).read_bytes()
@@ -312,7 +312,7 @@ def test_without_the_hub_a_commit_is_taken_and_a_branch_is_refused(monkeypatch: 
     assert job.model.target.revision == COMMIT
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_refused_in_one_line(
+def test_an_unreachable_hub_is_requested_once_and_refused_in_one_line(
     tmp_path: Path,
 ) -> None:
     """Against a server that ends every connection; the hub's client would try each file of both models many times."""

@@ -38,12 +38,12 @@ def kind_of(data: dict[str, Any]) -> str:
 
 def shipped() -> dict[str, Path]:
     """The first shipped job file of each kind of job and scheme of its source."""
-    found: dict[str, Path] = {}
+    job_files: dict[str, Path] = {}
     for path in sorted((ROOT / "configs/jobs").glob("*.yaml")):
         data = yaml.safe_load(path.read_text())
         if match := URL.match(str(data["source"]["path"])):
-            found.setdefault(f"{kind_of(data)}-{match[1]}", path)
-    return found
+            job_files.setdefault(f"{kind_of(data)}-{match[1]}", path)
+    return job_files
 
 
 SHIPPED = shipped()
@@ -56,9 +56,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(s3fs.S3FileSystem._cache)
     s3fs.S3FileSystem._cache.clear()
     yield
-    for one in s3fs.S3FileSystem._cache.values():
-        if one._s3 is not None:
-            s3fs.S3FileSystem.close_session(one.loop, one._s3)
+    for file_system in s3fs.S3FileSystem._cache.values():
+        if file_system._s3 is not None:
+            s3fs.S3FileSystem.close_session(file_system.loop, file_system._s3)
     s3fs.S3FileSystem._cache.clear()
     s3fs.S3FileSystem._cache.update(before)
     for web in HTTPFileSystem._cache.values():
@@ -111,7 +111,7 @@ def one_line(output: Any) -> str:
 
 @pytest.mark.parametrize("case", SHIPPED)
 @pytest.mark.usefixtures("no_credentials")
-def test_shipped_jobs_say_in_one_line_that_there_are_no_credentials(
+def test_shipped_jobs_refuse_missing_credentials_in_one_line(
     case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = case.partition("-")[0]
@@ -176,7 +176,7 @@ def test_a_host_without_an_address_is_unknown(s3: S3, monkeypatch: pytest.Monkey
     assert "unknown host store.example:80: its name is not resolved; check the address (AWS_ENDPOINT_URL" in message
 
 
-def test_a_resolver_that_hangs_is_not_waited_for(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolver_that_hangs_times_out(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     point_to("http://store.example", monkeypatch)
     monkeypatch.setattr(first_touch, "CONNECT_S", 0.2)
@@ -185,7 +185,7 @@ def test_a_resolver_that_hangs_is_not_waited_for(s3: S3, monkeypatch: pytest.Mon
     over.set()
 
 
-def test_a_store_that_accepts_and_never_answers_is_given_up(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_accepts_and_never_answers_times_out(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         point_to(f"http://127.0.0.1:{server.getsockname()[1]}", monkeypatch)
         monkeypatch.setattr(first_touch, "FIRST_TOUCH_S", 0.5)
@@ -199,7 +199,7 @@ def test_a_bucket_that_does_not_exist_is_named(s3: S3) -> None:
     check_stores("sink.path", ["s3://exists/new/folder", "s3://exists/*.tar"])
 
 
-def test_a_store_that_refuses_for_a_moment_is_asked_again(s3: S3) -> None:
+def test_a_transient_refusal_of_a_store_is_retried(s3: S3) -> None:
     make_bucket("exists")
     with s3.failing(Fault("refuse", "HEAD", "exists", 2)):
         check_stores("source.path", ["s3://exists/in"])
@@ -240,7 +240,7 @@ def answering(status: int, code: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_what_a_store_refuses_is_explained(case: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_a_store_are_explained(case: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     status, code, words = ANSWERS[case]
     with answering(status, code) as endpoint:
         point_to(endpoint, monkeypatch)
@@ -267,7 +267,7 @@ def test_web_servers_that_are_closed_are_not_missing_files() -> None:
 
 
 @pytest.mark.parametrize(("status", "words"), [(403, "access denied (403)"), (404, ""), (410, "")])
-def test_web_servers_that_deny_a_file_are_told_from_those_that_lack_it(status: int, words: str) -> None:
+def test_forbidden_and_missing_files_of_web_servers_are_distinguished(status: int, words: str) -> None:
     with answering(status, "") as address:
         if words:
             assert words in refused("source.path", f"{address}/a.tar")
@@ -321,7 +321,7 @@ class ResourceNotFoundError(Exception):
         ("", ValueError("anything"), ""),
     ],
 )
-def test_errors_of_drivers_are_known_by_name(url: str, error: Exception, words: str) -> None:
+def test_errors_of_drivers_are_recognised_by_class_name(url: str, error: Exception, words: str) -> None:
     assert explain(error, url).startswith(words)
     assert bool(explain(error, url)) == bool(words)
 
@@ -329,7 +329,7 @@ def test_errors_of_drivers_are_known_by_name(url: str, error: Exception, words: 
 # --- bounds --------------------------------------------------------------------------------------------------------
 
 
-def test_only_a_job_that_runs_waits_for_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_running_job_waits_for_an_unreachable_store(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(retries.time, "sleep", waits.append)
     asked: list[Exception] = []

@@ -16,6 +16,7 @@ import s3fs
 from configs.load import ConfigError
 from configs.schema import PromptConfig
 from configs.source import FetchConfig, SourceColumnsConfig, SourceConfig
+from pipeline.formats.uris import Fetcher
 from pipeline.manifest import datasource, freezing
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
@@ -83,8 +84,33 @@ def test_prefixes_globs_and_lists_are_listed_like_folders(bucket) -> None:
     assert paths((f"{root}/d", f"{root}/a/b/**", f"{root}/a/b/2.txt")) == ["a/b/2.txt", "a/b/c/3.txt", "d/6.txt"]
 
 
+def test_keys_with_empty_names_are_listed_and_read(bucket) -> None:
+    names = [
+        "slashes/d/b.txt",
+        "slashes/d//a.txt",
+        "slashes/d//e/c.txt",
+        "slashes/d/f//g.txt",
+        "slashes/d//.hidden.txt",
+    ]
+    for name in below:
+        put(bucket, f"slashes/d/{name}", f"of {name}".encode())
+    table = read_all(text_source(f"s3a://{BUCKET}/slashes/d"), "{text}")
+    assert table["source"].to_pylist() == ["/a.txt", "/e/c.txt", "b.txt", "f//g.txt"]
+    assert prompts_of(table) == [f"of {name}" for name in table["source"].to_pylist()]
+
+
+def test_schemes_and_keys_of_rows_are_spelled_in_several_ways(bucket) -> None:
+    for name in ("spelled//a.png", "spelled/b c.png"):
+        put(bucket, name, encode("red"))
+    uris = [f"S3://{BUCKET}/spelled//a.png", f"s3a://{BUCKET}/spelled//a.png", "b%20c.png ", "./b c.png"]
+    source = SourceConfig(kind="jsonl", path=f"S3://{BUCKET}/spelled", uri_schemes=("s3",))
+    found = Fetcher(source, f"s3://{BUCKET}/spelled").fetch([*uris, "gone.png"])
+    assert [found[uri] for uri in uris] == [encode("red")] * len(uris)
+    assert found["gone.png"].code == "missing_image"
+
+
 @pytest.mark.parametrize("path", ["nothing/here", "nothing/*.txt", "nothing"])
-def test_what_is_not_there_is_refused(bucket, path) -> None:
+def test_missing_objects_are_refused(bucket, path) -> None:
     with pytest.raises(ConfigError, match=r"^source\.path: "):
         read_all(text_source(f"s3://{BUCKET}/{path}"), "{text}")
     with pytest.raises(ConfigError, match=r"^source\.path: "):
@@ -107,7 +133,7 @@ def test_a_listing_that_is_refused_again_and_again_is_refused_and_never_shortene
 
 
 @pytest.mark.parametrize("kind", ["refuse", "cut", "stall"])
-def test_reading_outlives_faults_that_the_driver_does_not(s3: S3, bucket, kind, monkeypatch) -> None:
+def test_reads_are_retried_after_faults_that_the_driver_does_not_retry(s3: S3, bucket, kind, monkeypatch) -> None:
     impatient = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 0.2}}
     monkeypatch.setitem(access._OPTIONS, "s3", {**access._OPTIONS["s3"], **impatient})
     url = put(bucket, "faults/a.txt", TEXT)
@@ -132,7 +158,7 @@ def test_a_store_that_stays_broken_costs_rows_and_not_the_job(s3: S3, bucket) ->
     assert table["error_message"][150].as_py() == "b.txt: cannot be read from row 0 on: Service Unavailable"
 
 
-def test_connections_that_stand_still_are_given_up_by_default() -> None:
+def test_stalled_connections_are_closed_by_default() -> None:
     filesystem, _ = access.open_url(f"s3://{BUCKET}", "source.path")
     assert filesystem.config_kwargs == {"connect_timeout": 20, "read_timeout": 60}
 
@@ -162,7 +188,7 @@ class ShortFiles:
         return Short(TEXT)
 
 
-def test_reads_that_come_back_short_without_an_error_are_made_up_for(monkeypatch) -> None:
+def test_short_reads_without_an_error_are_completed(monkeypatch) -> None:
     monkeypatch.setattr(Short, "times", [1, 2, 1])
     file = access.open_file(ShortFiles(), "x")
     assert [file.read(10), file.read(300), file.read()] == [TEXT[:10], TEXT[10:310], TEXT[310:]]
@@ -245,7 +271,7 @@ def test_an_output_is_written_listed_and_read_back(output) -> None:
         output.refuse_if_used()
 
 
-def test_writing_outlives_503s_and_publishes_whole_objects(s3: S3, output) -> None:
+def test_writes_are_retried_after_503_and_publish_whole_objects(s3: S3, output) -> None:
     with s3.failing(Fault("refuse", "PUT", "", times=3), Fault("refuse", "HEAD", "", times=2)):
         output.write_bytes("data/x.bin", b"x" * 1000)
     assert output.filesystem.cat_file(output.path("data/x.bin")) == b"x" * 1000
@@ -260,7 +286,7 @@ def test_an_attempt_is_claimed_once(s3: S3, output) -> None:
         output.take_attempt({"job_id": "a"})
 
 
-def test_an_attempt_whose_put_went_through_although_it_was_refused_is_ours(s3: S3, output) -> None:
+def test_an_attempt_whose_put_succeeded_with_an_error_is_recognised_as_own(s3: S3, output) -> None:
     with s3.failing(Fault("done", "PUT", "attempts", times=1)):
         assert output.take_attempt({"job_id": "a"}) == 1
     with pytest.raises(ConfigError, match="another job has taken attempt 1"):
@@ -287,7 +313,7 @@ def test_a_store_without_conditional_put_is_refused_before_anything_is_written(s
     output.check_writable()
 
 
-def test_a_store_whose_first_put_went_through_although_it_was_refused_is_not_taken_for_one_without(s3, output) -> None:
+def test_a_store_whose_first_put_succeeded_with_an_error_supports_conditional_put(s3, output) -> None:
     with s3.failing(Fault("done", "PUT", "probe", times=1)):
         output.check_writable()
     assert output.list_files("") == []

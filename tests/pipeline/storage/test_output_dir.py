@@ -24,7 +24,7 @@ def output(request, tmp_path) -> OutputDir:
     return OutputDir("memory://out")
 
 
-def test_what_is_written_is_there_whole_and_can_be_replaced(output) -> None:
+def test_a_written_file_is_complete_and_can_be_replaced(output) -> None:
     output.make_folders()
     output.write_bytes("data/a.bin", b"first, longer")
     output.write_bytes("data/a.bin", b"second")
@@ -35,7 +35,7 @@ def test_what_is_written_is_there_whole_and_can_be_replaced(output) -> None:
     assert output.list_files("_job") == ["x.json"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch) -> None:
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_partial_file(tmp_path, monkeypatch) -> None:
     output = OutputDir(str(tmp_path))
     output.write_bytes("data/a.bin", b"old")
     with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_a_writable_output_is_as_empty_after_the_check_as_before(output) -> None
     output.refuse_if_used()
 
 
-def test_a_driver_that_looks_first_and_then_writes_is_refused() -> None:
+def test_a_driver_without_atomic_creation_is_refused() -> None:
     class LooksFirst(MemoryFileSystem):
         pipe_file = AbstractFileSystem.pipe_file
 
@@ -89,13 +89,13 @@ def test_a_driver_that_looks_first_and_then_writes_is_refused() -> None:
         output.check_writable()
 
 
-def test_what_a_start_that_was_killed_leaves_does_not_count_as_use(output) -> None:
+def test_files_of_a_killed_start_do_not_count_as_use(output) -> None:
     output.write_bytes("_job/.probe-0123456789abcdef", b"probe")
     output.write_bytes("_job/tmp/000001.json.77-01234567", b"{}")
     output.refuse_if_used()
 
 
-def test_two_starts_at_once_do_not_disturb_each_others_check(tmp_path) -> None:
+def test_concurrent_checks_of_one_output_do_not_interfere(tmp_path) -> None:
     output = OutputDir(str(tmp_path))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: output.check_writable(), range(32)))

@@ -38,7 +38,7 @@ def test_formats_without_loss_give_every_pixel_back(file: ImageFileConfig) -> No
 
 
 @pytest.mark.parametrize("format", ["webp", "jpeg"])
-def test_lossy_formats_come_close_and_quality_decides_how(format: Any) -> None:
+def test_lossy_formats_are_close_to_the_pixels_depending_on_quality(format: Any) -> None:
     sizes, distances = [], []
     for quality in (None, 30):
         data = encode_image(picture(), ImageFileConfig(format=format, quality=quality))

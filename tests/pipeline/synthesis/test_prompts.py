@@ -60,9 +60,9 @@ def table(fields: list[dict[str, Any]], errors: list[str] | None = None, **colum
 def prepare(given: pa.Table, how: PrepareOptions) -> list[dict[str, Any]]:
     prepared = prepare_table(given, how)
     assert prepared.num_rows == given.num_rows
-    found = prepared.to_pylist()
-    assert {row["error_type"] for row in found} <= {"", *ERROR_CODES}
-    return found
+    rows = prepared.to_pylist()
+    assert {row["error_type"] for row in rows} <= {"", *ERROR_CODES}
+    return rows
 
 
 # --- prompts -------------------------------------------------------------------------------------------------------
@@ -89,11 +89,11 @@ def test_a_template_is_filled_and_everything_else_is_the_jobs() -> None:
 
 def test_prompts_that_no_image_can_be_made_from_are_rows_with_codes() -> None:
     captions: list[Any] = ["fine", "", " \n\t", None, "x" * (MAX_PROMPT_CHARS + 1)]
-    found = prepare(table([{"caption": caption} for caption in captions]), options())
-    assert [row["error_type"] for row in found] == [
+    prepared_rows = prepare(table([{"caption": caption} for caption in captions]), options())
+    assert [row["error_type"] for row in prepared_rows] == [
         "", "empty_prompt", "empty_prompt", "missing_column_value", "prompt_too_long"
     ]  # fmt: skip
-    assert [row["prompt"][:5] for row in found] == ["fine", "", " \n\t", "", "xxxxx"]
+    assert [row["prompt"][:5] for row in prepared_rows] == ["fine", "", " \n\t", "", "xxxxx"]
 
 
 def test_a_row_that_arrives_with_an_error_keeps_it() -> None:
@@ -102,7 +102,7 @@ def test_a_row_that_arrives_with_an_error_keeps_it() -> None:
     assert (good["error_type"], good["prompt"]) == ("", "ok")
 
 
-def test_kept_columns_travel_and_a_features_column_ends_here_unless_it_is_kept_as_well() -> None:
+def test_kept_columns_are_passed_on_and_a_features_column_only_if_it_is_kept() -> None:
     given = table([{}], mine=pa.array([5], pa.int8()), t5=pa.array([NUMBERS.ravel().tolist()]))
     how = options(None, features="t5")
     prepared = prepare_table(given, replace(how, keep=("mine",)))
@@ -118,10 +118,10 @@ def test_a_features_column_may_have_the_name_of_our_own() -> None:
     assert row["features"]["num_tokens"] == 2
 
 
-def test_a_prompt_beside_ready_features_is_for_the_record_and_may_be_missing() -> None:
+def test_a_prompt_with_ready_features_is_only_recorded_and_may_be_missing() -> None:
     given = table([{"caption": "told"}, {"caption": None}], t5=pa.array([NUMBERS.ravel().tolist()] * 2))
-    found = prepare(given, options("{caption}", features="t5"))
-    assert [(row["prompt"], row["error_type"]) for row in found] == [("told", ""), ("", "")]
+    prepared_rows = prepare(given, options("{caption}", features="t5"))
+    assert [(row["prompt"], row["error_type"]) for row in prepared_rows] == [("told", ""), ("", "")]
 
 
 # --- features ------------------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ def test_features_are_the_same_numbers_in_whatever_form_they_come(form: str) -> 
     check_features_type(values.type, "t5")
     doubled = pa.concat_arrays([values, values])
     for cell in (values[0], doubled[1]):
-        found = read_features(cell, dtype, WIDTH, MAX_TOKENS)
-        assert found.dtype == np.float32
-        assert found.tolist() == NUMBERS.tolist()
+        features = read_features(cell, dtype, WIDTH, MAX_TOKENS)
+        assert features.dtype == np.float32
+        assert features.tolist() == NUMBERS.tolist()
 
 
 def test_padding_of_a_column_of_fixed_shape_is_cut_on_either_side() -> None:
@@ -231,8 +231,8 @@ ALL_COLUMNS = ImageColumnsConfig(seed="s", temperature="t", top_k="k", top_p="p"
 
 def test_a_rows_own_values_win_and_missing_ones_are_the_jobs() -> None:
     fields = {"s": 2**63 - 1, "t": 0, "k": "50", "p": "0.5", "g": None}
-    found = read_sampling(fields, ALL_COLUMNS, ImageSamplingConfig(guidance_scale=3.0), 7)
-    assert found == {"seed": 2**63 - 1, "temperature": 0.0, "top_k": 50, "top_p": 0.5, "guidance_scale": 3.0}
+    sampling = read_sampling(fields, ALL_COLUMNS, ImageSamplingConfig(guidance_scale=3.0), 7)
+    assert sampling == {"seed": 2**63 - 1, "temperature": 0.0, "top_k": 50, "top_p": 0.5, "guidance_scale": 3.0}
     assert read_sampling({}, ALL_COLUMNS, ImageSamplingConfig(), 7)["seed"] == 7
 
 
@@ -263,7 +263,7 @@ ANYTHING = st.recursive(
 # The speed of drawing examples depends on the machine's load and not on the code.
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("caption", "s", "t", "k", "p", "g", "l"), ANYTHING)))
-def test_whatever_a_row_holds_it_becomes_exactly_one_row(fields: dict[str, Any]) -> None:
+def test_every_row_becomes_exactly_one_row(fields: dict[str, Any]) -> None:
     columns = ALL_COLUMNS.model_dump(exclude_none=True)
     for how in (
         options("{caption}", **columns),
@@ -296,8 +296,8 @@ def test_half_of_a_surrogate_pair_anywhere_in_a_line_is_a_replacement_character_
     frozen = freeze_for(Needs(source, wanted, ("mine",), with_images=False))
     read = read_first(source, frozen, tuple(wanted), 10, with_images=False)
     how = replace(options(temperature="heat", seed="seed"), keep=("mine",))
-    found = [(row["sample_id"], row["prompt"], row["error_type"]) for row in prepare(read, how)]
-    assert found == [
+    outcomes = [(row["sample_id"], row["prompt"], row["error_type"]) for row in prepare(read, how)]
+    assert outcomes == [
         ("a\ufffd", "a \ufffd cat", ""),
         ("b", '{"\ufffd": ["\ufffd"]}', ""),
         ("c", "c", "invalid_sampling"),
@@ -324,8 +324,8 @@ def test_captions_in_tars_are_read_with_and_without_images_beside_them(tmp_path:
     source = SourceConfig(kind="webdataset", path=str(tmp_path), max_image_bytes=1)
     frozen = freeze_for(Needs(source, {"txt": "prompt.text", "seed": "columns.seed"}))
     read = read_first(source, frozen, ("txt", "seed"), 10, with_images=False)
-    found = prepare(read, options("{txt}", seed="seed"))
-    assert [(row["sample_id"], row["prompt"], row["seed"], row["error_type"]) for row in found] == [
+    prepared_rows = prepare(read, options("{txt}", seed="seed"))
+    assert [(row["sample_id"], row["prompt"], row["seed"], row["error_type"]) for row in prepared_rows] == [
         ("s.tar#0", "a cat", 4, ""),
         ("s.tar#1", "a dog", 7, ""),
         ("s.tar#2", "", None, "missing_column_value"),

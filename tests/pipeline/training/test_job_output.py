@@ -73,7 +73,7 @@ def publish(
     names = set(wanted)
     plan, begun = start(plan_of(config, shard=shard, **options))
     table = pa.concat_tables([result_schema().empty_table(), *make_rows(plan, begun.publisher.attempt)])
-    order = [place for place, own in enumerate(table["sample_id"].to_pylist()) if own in names]
+    order = [index for index, own in enumerate(table["sample_id"].to_pylist()) if own in names]
     if seed is not None:
         random.Random(seed).shuffle(order)
     table = table.take(pa.array(order, pa.int64()))
@@ -114,7 +114,7 @@ def every(ids: Iterable[str]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_answers_find_their_rows_in_whatever_order_they_were_published(
+def test_answers_are_joined_with_their_rows_in_any_order_of_publication(
     seed: int | None, config: CaptionJobConfig, tmp_path: Path
 ) -> None:
     publish(config, seed=seed)
@@ -140,7 +140,7 @@ def test_rows_without_an_answer_are_not_read(config: CaptionJobConfig, tmp_path:
     assert taught(open_inputs(training(config)).resumed(OutputDir(str(tmp_path / "other")))) == every(["b.txt#4"])
 
 
-def test_errors_and_answers_that_teach_nothing_are_left_out_and_counted(
+def test_errors_and_answers_without_training_tokens_are_skipped_and_counted(
     config: CaptionJobConfig, tmp_path: Path
 ) -> None:
     def tokens(own: str) -> list[int] | None:
@@ -178,11 +178,11 @@ def test_rows_of_files_whose_number_of_rows_is_unknown_are_joined(tmp_path: Path
     inputs = begun(config, tmp_path / "head")
     assert inputs.manifest.files["path"].to_pylist() == ["x.tar", "z.tar"]
     assert taught(inputs) == {own: [int(own[-1]), 5] for own in wanted}
-    found = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(()), None)
-    assert all(isinstance(row, TrainingRow) for row in found)
-    assert {row.answer_ids: int(row.images[0][0, 0, 0]) for row in found if isinstance(row, TrainingRow)}.items() <= {
-        (index, 5): index for index in range(5)
-    }.items()
+    training_rows = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(()), None)
+    assert all(isinstance(row, TrainingRow) for row in training_rows)
+    assert {
+        row.answer_ids: int(row.images[0][0, 0, 0]) for row in training_rows if isinstance(row, TrainingRow)
+    }.items() <= {(index, 5): index for index in range(5)}.items()
 
 
 def test_rows_of_shards_are_joined_from_all_of_them(config: CaptionJobConfig, tmp_path: Path) -> None:
@@ -211,14 +211,14 @@ def test_an_output_in_an_object_store_is_read_like_a_folder(source: dict[str, An
 
 @pytest.mark.parametrize("most", [2, 5, 11, 12, 13])
 def test_at_most_max_rows_are_chosen_and_always_the_same(most: int, config: CaptionJobConfig, tmp_path: Path) -> None:
-    found = []
+    results = []
     for seed, rows_per_file in ((None, 10), (1, 10), (2, 1)):
         shutil.rmtree(tmp_path / "captions", ignore_errors=True)
         sink = config.sink.model_copy(update={"rows_per_file": rows_per_file})
         publish(config.model_copy(update={"sink": sink}), seed=seed)
-        found.append(taught(begun(config, tmp_path / f"head{seed}", max_rows=most)))
-        assert len(found[-1]) == min(most, 12)
-    assert found[0] == found[1] == found[2]
+        results.append(taught(begun(config, tmp_path / f"head{seed}", max_rows=most)))
+        assert len(results[-1]) == min(most, 12)
+    assert results[0] == results[1] == results[2]
 
 
 def test_without_max_rows_the_bound_is_that_of_the_module(
@@ -230,7 +230,7 @@ def test_without_max_rows_the_bound_is_that_of_the_module(
     assert taught(begun(config, tmp_path / "bound")) == few
 
 
-def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJobConfig, tmp_path: Path) -> None:
+def test_more_answers_add_no_earlier_row_to_the_chosen_ones(config: CaptionJobConfig, tmp_path: Path) -> None:
     """What is chosen of few answers and not of more was pushed out by an answer that is before it."""
     publish(config, EVERY[:8])
     before = taught(begun(config, tmp_path / "one", max_rows=4))
@@ -243,7 +243,7 @@ def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJobC
 # --- what is frozen ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_keeps_its_answers_while_the_job_goes_on(config: CaptionJobConfig, tmp_path: Path) -> None:
+def test_a_run_keeps_its_answers_while_the_job_continues(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     output = claim_output(made, open_inputs(made), "t0")
@@ -278,7 +278,7 @@ def test_a_run_whose_stored_answers_are_others_is_refused(config: CaptionJobConf
         open_inputs(made).resumed(output)
 
 
-def test_a_run_does_not_resume_on_an_output_that_was_made_anew(config: CaptionJobConfig, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_on_a_recreated_output(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     claim_output(made, open_inputs(made), "t0")
@@ -305,7 +305,7 @@ def test_rows_that_changed_under_their_answers_are_refused(config: CaptionJobCon
     assert inputs.answers is not None
 
 
-def test_an_answer_is_never_taught_with_a_row_of_another_id(tmp_path: Path) -> None:
+def test_no_training_sample_joins_an_answer_with_a_row_of_another_id(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.mkdir()
     pq.write_table(pa.table({"id": ["p", "q", "r"], "ask": ["x", "y", "z"]}), rows / "a.parquet")
@@ -341,7 +341,7 @@ def test_an_answer_is_never_taught_with_a_row_of_another_id(tmp_path: Path) -> N
         ({"sink": {"keep_tokens": False}}, "did not keep its tokens, .* sink.keep_tokens=true"),
     ],
 )
-def test_answers_that_cannot_teach_this_drafter_are_refused(
+def test_answers_that_cannot_train_this_drafter_are_refused(
     sections: dict[str, Any], message: str, source: dict[str, Any], tmp_path: Path
 ) -> None:
     config = asking(source, tmp_path / "captions", **sections)
@@ -425,7 +425,7 @@ def test_a_torn_or_foreign_result_file_is_refused(config: CaptionJobConfig, tmp_
         {"image": {"columns": {"codes": "c", "label": "l"}}},
     ],
 )
-def test_what_the_job_has_recorded_cannot_be_given(given: dict[str, Any], config: CaptionJobConfig) -> None:
+def test_columns_that_a_job_output_defines_are_refused(given: dict[str, Any], config: CaptionJobConfig) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))}: a source of kind job_output has its own"):
         training(config, **given)
     again = TrainDrafterJobConfig.model_validate_json(training(config).model_dump_json())  # as workers get it

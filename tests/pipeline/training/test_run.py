@@ -55,11 +55,11 @@ def write(folder: Path, kind: str, columns: dict[str, list[Any]]) -> Path:
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_prompts_and_answers_bring_no_special_tokens_with_them(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path, kind, {"id": ["a", "b"], "q": ["<image> what", "x"], "a": ["no</s> more", None]})
-    found = rows_of(job(path, prompt="say {q}", answer_column="a"))
-    assert isinstance(found[0], TrainingRow)
-    assert isinstance(found[1], TrainingRow)
-    assert found[0].messages[0]["content"] == [{"type": "text", "text": "say < image> what"}]
-    assert (found[0].answer, found[1].answer) == ("no< /s> more", None)
+    rows = rows_of(job(path, prompt="say {q}", answer_column="a"))
+    assert isinstance(rows[0], TrainingRow)
+    assert isinstance(rows[1], TrainingRow)
+    assert rows[0].messages[0]["content"] == [{"type": "text", "text": "say < image> what"}]
+    assert (rows[0].answer, rows[1].answer) == ("no< /s> more", None)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -67,21 +67,21 @@ def test_codes_and_conditions_come_typed_or_as_text(kind: str, tmp_path: Path) -
     codes = [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 0, 0]]
     features = [[[0.5, 1.0, 2.0]], [[0.0, 1.5, 0.0], [1.0, 1.0, 1.0]], [[1.0, 2.0]]]
     path = write(tmp_path, kind, {"id": ["a", "b", "c"], "codes": codes, "f": features, "label": [3, 999, 7000]})
-    found = rows_of(job(path, image={"columns": {"codes": "codes", "features": "f"}}))
-    assert found[2] == "invalid_condition"
-    for place in (0, 1):
-        row = found[place]
+    rows = rows_of(job(path, image={"columns": {"codes": "codes", "features": "f"}}))
+    assert rows[2] == "invalid_condition"
+    for index in (0, 1):
+        row = rows[index]
         assert isinstance(row, TrainingRow)
         assert row.codes is not None
-        assert row.codes.tolist() == codes[place]
+        assert row.codes.tolist() == codes[index]
         assert isinstance(row.condition, np.ndarray)
-        assert row.condition.tolist() == features[place]
+        assert row.condition.tolist() == features[index]
     labelled = rows_of(job(path, image={"columns": {"codes": "codes", "label": "label"}}))
     assert [each if isinstance(each, str) else each.condition for each in labelled] == [3, 999, "invalid_condition"]
 
 
 @pytest.mark.parametrize("codes", [["a", "b"], [0.5, 1.0], None])
-def test_codes_that_are_no_whole_numbers_are_none(codes: Any, tmp_path: Path) -> None:
+def test_codes_that_are_not_integers_are_missing(codes: Any, tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"id": ["a"], "codes": pa.array([codes]), "label": [1]})  # type: ignore[dict-item]
     (row,) = rows_of(job(path, image={"columns": {"codes": "codes", "label": "label"}}))
     assert isinstance(row, TrainingRow)

@@ -29,7 +29,7 @@ def test_tokens_are_counted_without_special_ones_and_empty_texts_are_none() -> N
     assert counted.tokens == (TokenCount(10, "w10", 3), TokenCount(11, "w11", 1), TokenCount(12, "w12", 1))
 
 
-def test_a_share_of_what_was_seen_is_covered_by_the_fewest_most_frequent_tokens() -> None:
+def test_a_share_of_the_counted_tokens_is_covered_by_the_fewest_most_frequent_tokens() -> None:
     counted = Counted(tuple(TokenCount(i, str(i), count) for i, count in enumerate([90, 5, 4, 1])), 1)
     assert [counted.size_for(share) for share in (0.5, 0.9, 0.901, 0.95, 0.99, 1.0)] == [1, 1, 2, 2, 3, 4]
 
@@ -41,8 +41,8 @@ def test_texts_come_from_outputs_tables_and_lines_in_the_order_given(tmp_path: P
     single = table(tmp_path / "one.parquet", generated_text=["c"])
     lines = tmp_path / "lines.txt"
     lines.write_bytes(b"d e\r\n\n\xff\n")
-    found = list(texts_of([str(tmp_path / "job[1]"), single, str(lines)], "generated_text"))
-    assert found == ["a", "b", "c", "d e", "", "�"]
+    texts = list(texts_of([str(tmp_path / "job[1]"), single, str(lines)], "generated_text"))
+    assert texts == ["a", "b", "c", "d e", "", "�"]
 
 
 def test_texts_come_from_stores_too() -> None:
@@ -62,7 +62,7 @@ def test_texts_come_from_stores_too() -> None:
         (lambda folder: table(folder / "t.parquet", generated_text=[1]), "holds int64, and no text"),
     ],
 )
-def test_what_holds_no_texts_is_refused_by_name(make: object, reason: str, tmp_path: Path) -> None:
+def test_sources_without_texts_are_refused_by_name(make: object, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=reason):
         list(texts_of([make(tmp_path)], "generated_text"))  # type: ignore[operator]
 
@@ -87,7 +87,9 @@ def test_the_command_writes_a_list_and_reports_its_coverage(tmp_path: Path, caps
     assert "90 % by 2" in output
 
 
-def test_the_command_refuses_what_it_cannot_read_or_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_unreadable_inputs_and_unwritable_outputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target, texts, empty = tmp_path / "target", tmp_path / "texts.txt", tmp_path / "empty.txt"
     toys.save("llama", target)
     texts.write_text("w10\n")

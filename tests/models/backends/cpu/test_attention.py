@@ -82,17 +82,17 @@ def forward(case: Case, dtype: torch.dtype, seed: int, capacity: int = 90) -> Fo
     )
 
 
-def expected(one: Forward, num_rows: int) -> Tensor:
+def expected(inputs: Forward, num_rows: int) -> Tensor:
     """What `attend_rows` has to give, by torch and in double precision; the memory is not changed."""
-    keys, values = one.keys.clone(), one.values.clone()
+    keys, values = inputs.keys.clone(), inputs.values.clone()
     for row in range(num_rows):
-        for node in range(one.columns.shape[1]):
-            keys[row, :, one.columns[row, node]] = one.key[row, :, node]
-            values[row, :, one.columns[row, node]] = one.value[row, :, node]
-    window = one.mask.shape[3]
+        for node in range(inputs.columns.shape[1]):
+            keys[row, :, inputs.columns[row, node]] = inputs.key[row, :, node]
+            values[row, :, inputs.columns[row, node]] = inputs.value[row, :, node]
+    window = inputs.mask.shape[3]
     read = (memory[:num_rows, :, :window].double() for memory in (keys, values))
     mixed = F.scaled_dot_product_attention(
-        one.query.double(), *read, attn_mask=one.mask.double(), scale=0.3, enable_gqa=True
+        inputs.query.double(), *read, attn_mask=inputs.mask.double(), scale=0.3, enable_gqa=True
     )
     return mixed.transpose(1, 2)
 
@@ -113,11 +113,13 @@ def expected(one: Forward, num_rows: int) -> Tensor:
 @example(Case(3, 2, 1, 1, 64), torch.bfloat16, 0)
 @example(Case(3, 2, 3, 5, 128), torch.float32, 1)
 @example(Case(1, 1, 1, 6, 96), torch.float32, 2)
-def test_loops_give_what_torchs_attention_gives(case: Case, dtype: torch.dtype, seed: int) -> None:
-    one = forward(case, dtype, seed)
-    wanted = expected(one, case.rows)
+def test_attention_in_loops_equals_that_of_torch(case: Case, dtype: torch.dtype, seed: int) -> None:
+    inputs = forward(case, dtype, seed)
+    wanted = expected(inputs, case.rows)
     rows = torch.arange(case.rows)
-    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, rows, one.columns, one.mask, 0.3)
+    got = attend_rows(
+        inputs.query, inputs.key, inputs.value, inputs.keys, inputs.values, rows, inputs.columns, inputs.mask, 0.3
+    )
     assert got.shape == (case.rows, case.nodes, case.kv_heads * case.groups, case.dim)
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCES[dtype])
 
@@ -133,59 +135,83 @@ def test_loops_give_what_torchs_attention_gives(case: Case, dtype: torch.dtype, 
 @example(Case(2, 2, 3, 256, 64), torch.bfloat16, 2)
 @example(Case(1, 1, 2, 1023, 32), torch.float32, 3)
 @example(Case(1, 1, 2, 1024, 32), torch.float32, 4)
-def test_without_a_mask_nodes_see_those_up_to_themselves_and_memory_takes_them(
+def test_without_a_mask_attention_is_causal_and_the_kv_cache_is_written(
     case: Case, dtype: torch.dtype, seed: int
 ) -> None:
-    one = forward(case, dtype, seed, capacity=case.nodes + 10)
+    inputs = forward(case, dtype, seed, capacity=case.nodes + 10)
     wanted = F.scaled_dot_product_attention(
-        one.query.double(), one.key.double(), one.value.double(), is_causal=True, scale=0.3, enable_gqa=True
+        inputs.query.double(), inputs.key.double(), inputs.value.double(), is_causal=True, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
     # Fresh prompts go to any rows of the memory.
     rows = torch.randperm(case.rows + 2, generator=torch.Generator().manual_seed(seed))[: case.rows]
-    before = one.keys.clone(), one.values.clone()
-    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, rows, one.columns, None, 0.3)
+    before = inputs.keys.clone(), inputs.values.clone()
+    got = attend_rows(
+        inputs.query, inputs.key, inputs.value, inputs.keys, inputs.values, rows, inputs.columns, None, 0.3
+    )
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCES[dtype])
-    for memory, was, entries in ((one.keys, before[0], one.key), (one.values, before[1], one.value)):
-        for place, row in enumerate(rows.tolist()):
-            was[row][:, one.columns[place]] = entries[place]
+    for memory, was, entries in ((inputs.keys, before[0], inputs.key), (inputs.values, before[1], inputs.value)):
+        for index, row in enumerate(rows.tolist()):
+            was[row][:, inputs.columns[index]] = entries[index]
         assert torch.equal(memory, was), "nothing else was written"
 
 
 def test_sums_do_not_depend_on_other_rows_nodes_or_the_window() -> None:
-    one = forward(Case(4, 2, 2, 7, 64), torch.bfloat16, 3)
+    inputs = forward(Case(4, 2, 2, 7, 64), torch.bfloat16, 3)
     rows = torch.arange(4)
-    both = attend_rows(one.query, one.key, one.value, one.keys, one.values, rows, one.columns, one.mask, 0.3)
-    window = int(one.lens[0]) + 1
+    both = attend_rows(
+        inputs.query, inputs.key, inputs.value, inputs.keys, inputs.values, rows, inputs.columns, inputs.mask, 0.3
+    )
+    window = int(inputs.lens[0]) + 1
     alone = attend_rows(
-        one.query[:1, :, :1],
-        one.key[:1, :, :1],
-        one.value[:1, :, :1],
-        one.keys,
-        one.values,
+        inputs.query[:1, :, :1],
+        inputs.key[:1, :, :1],
+        inputs.value[:1, :, :1],
+        inputs.keys,
+        inputs.values,
         rows[:1],
-        one.columns[:1, :1],
-        one.mask[:1, :, :1, :window],
+        inputs.columns[:1, :1],
+        inputs.mask[:1, :, :1, :window],
         0.3,
     )
     assert torch.equal(alone, both[:1, :1])
 
 
-def test_columns_behind_the_last_open_one_are_never_read() -> None:
-    one = forward(Case(2, 1, 1, 3, 64), torch.float32, 5)
-    wanted = expected(one, 2)
+def test_kv_positions_after_the_last_visible_one_are_never_read() -> None:
+    inputs = forward(Case(2, 1, 1, 3, 64), torch.float32, 5)
+    wanted = expected(inputs, 2)
     for row in range(2):
-        one.keys[row, :, int(one.columns[row, -1]) + 1 :] = math.nan
-        one.values[row, :, int(one.columns[row, -1]) + 1 :] = math.nan
-    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, torch.arange(2), one.columns, one.mask, 0.3)
+        inputs.keys[row, :, int(inputs.columns[row, -1]) + 1 :] = math.nan
+        inputs.values[row, :, int(inputs.columns[row, -1]) + 1 :] = math.nan
+    got = attend_rows(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.keys,
+        inputs.values,
+        torch.arange(2),
+        inputs.columns,
+        inputs.mask,
+        0.3,
+    )
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-def test_numbers_that_are_none_come_out_as_such(dtype: torch.dtype) -> None:
-    one = forward(Case(3, 1, 1, 2, 64), dtype, 7)
-    one.query[1, 0, 0, 5] = math.nan
-    one.value[2, 0, 0, 40] = math.inf
-    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, torch.arange(3), one.columns, one.mask, 0.3)
+def test_nan_and_infinity_stay_in_their_rows(dtype: torch.dtype) -> None:
+    inputs = forward(Case(3, 1, 1, 2, 64), dtype, 7)
+    inputs.query[1, 0, 0, 5] = math.nan
+    inputs.value[2, 0, 0, 40] = math.inf
+    got = attend_rows(
+        inputs.query,
+        inputs.key,
+        inputs.value,
+        inputs.keys,
+        inputs.values,
+        torch.arange(3),
+        inputs.columns,
+        inputs.mask,
+        0.3,
+    )
     assert got[0].isfinite().all()
     assert got[1, 0].isnan().all()
     assert got[1, 1].isfinite().all()
@@ -193,38 +219,43 @@ def test_numbers_that_are_none_come_out_as_such(dtype: torch.dtype) -> None:
 
 
 def test_halves_are_rounded_to_even() -> None:
-    one = forward(Case(8, 2, 1, 1, 64), torch.bfloat16, 13)
+    inputs = forward(Case(8, 2, 1, 1, 64), torch.bfloat16, 13)
     # A query without a direction mixes its two columns half and half, which is often just between two numbers.
-    columns = torch.ones_like(one.columns)
+    columns = torch.ones_like(inputs.columns)
     mask = torch.zeros(8, 1, 1, 2, dtype=torch.bfloat16)
     rows = torch.arange(8)
-    got = attend_rows(one.query * 0, one.key, one.value, one.keys, one.values, rows, columns, mask, 0.3)
-    wanted = ((one.values[:8, :, 0].float() + one.value[:, :, 0].float()) / 2).bfloat16()
+    got = attend_rows(inputs.query * 0, inputs.key, inputs.value, inputs.keys, inputs.values, rows, columns, mask, 0.3)
+    wanted = ((inputs.values[:8, :, 0].float() + inputs.value[:, :, 0].float()) / 2).bfloat16()
     assert torch.equal(got[:, 0], wanted)
 
 
 def test_large_scores_do_not_overflow() -> None:
-    one = forward(Case(2, 2, 1, 4, 64), torch.float32, 9)
-    big = one._replace(query=one.query * 1e4)
+    inputs = forward(Case(2, 2, 1, 4, 64), torch.float32, 9)
+    big = inputs._replace(query=inputs.query * 1e4)
     got = attend_rows(big.query, big.key, big.value, big.keys, big.values, torch.arange(2), big.columns, big.mask, 0.3)
     torch.testing.assert_close(got.double(), expected(big, 2), rtol=0, atol=1e-3)
 
 
-def test_a_compiled_call_writes_the_memory_itself_and_no_copy_of_it() -> None:
-    one = forward(Case(2, 2, 1, 3, 64), torch.float32, 11)
+def test_a_compiled_call_writes_the_kv_cache_in_place() -> None:
+    inputs = forward(Case(2, 2, 1, 3, 64), torch.float32, 11)
 
     def run(keys: Tensor, values: Tensor) -> Tensor:
-        return OPERATION(one.query, one.key, one.value, keys, values, torch.arange(2), one.columns, one.mask, 0.3) * 2
+        return (
+            OPERATION(
+                inputs.query, inputs.key, inputs.value, keys, values, torch.arange(2), inputs.columns, inputs.mask, 0.3
+            )
+            * 2
+        )
 
-    copies = one.keys.clone(), one.values.clone()
-    wanted = run(one.keys, one.values)
+    copies = inputs.keys.clone(), inputs.values.clone()
+    wanted = run(inputs.keys, inputs.values)
     got = torch.compile(run, fullgraph=True, backend="aot_eager")(*copies)
     torch.testing.assert_close(got, wanted)
-    assert torch.equal(copies[0], one.keys)
-    assert torch.equal(copies[1], one.values)
+    assert torch.equal(copies[0], inputs.keys)
+    assert torch.equal(copies[1], inputs.values)
 
 
-def test_other_types_and_sizes_are_left_to_torch() -> None:
+def test_unsupported_dtypes_and_sizes_run_in_torch() -> None:
     def memory(dim: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         return torch.zeros(2, 1, 3, dim, dtype=dtype, device=device)
 
@@ -236,7 +267,7 @@ def test_other_types_and_sizes_are_left_to_torch() -> None:
 
 
 @pytest.mark.slow
-def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
+def test_without_a_build_attention_runs_in_torch_and_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.cpp"
@@ -248,8 +279,8 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
         with caplog.at_level(logging.WARNING, logger="models.backends.cpu.build"):
             assert not can_attend(torch.zeros(2, 1, 3, 64))
             assert not can_attend(torch.zeros(2, 1, 3, 64))
-        assert [one.message for one in caplog.records if "stays torch's own" in one.message] == [
-            one.message for one in caplog.records
+        assert [record.message for record in caplog.records if "stays torch's own" in record.message] == [
+            record.message for record in caplog.records
         ]
         assert len(caplog.records) == 1
         assert without.library() is None

@@ -31,7 +31,7 @@ def test_a_failing_build_is_tried_and_logged_once(caplog: pytest.LogCaptureFixtu
     missing = Library((tmp_path / "not_there.cpp",), {}, "it goes on without")
     assert missing.library() is None
     assert missing.library() is None
-    messages = [one.getMessage() for one in caplog.records if one.name == "models.backends.cpu.build"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "models.backends.cpu.build"]
     assert len(messages) == 1
     assert messages[0].startswith("it goes on without: ")
     assert "not_there.cpp" in messages[0]
@@ -57,5 +57,5 @@ def test_a_second_thread_waits_for_the_running_build(monkeypatch: pytest.MonkeyP
     assert loops.library() is built
 
 
-def test_sources_lie_beside_the_package() -> None:
+def test_cpp_sources_are_part_of_the_package() -> None:
     assert all(path.exists() for path in beside("vectors.h", "attention.cpp", "gemm.cpp"))

@@ -74,14 +74,14 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
 ) -> None:
     before = set(packing._packed)
     target = toys.target(family)
-    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests(family, 6)]
+    prefixes = [target.encode(request.prompt, request.images, request.videos) for request in checks.requests(family, 6)]
     wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 200), prefixes, shapes)
     graphs: list[Any] = []
     merge = packing.merge_linears
     monkeypatch.setattr("models.backends.cpu.layer_graph.merge_linears", lambda graph: graphs.append(merge(graph)))
     assert target.compile()
     got = states_of(target.lanes(6, 1, 200), prefixes, shapes)
-    for shape, mine, theirs in zip((one for one in shapes for _ in range(2)), got, wanted, strict=True):
+    for shape, mine, theirs in zip((shape for shape in shapes for _ in range(2)), got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
     assert target._run is not None
     kept = torch._dynamo.eval_frame._debug_get_cache_entry_list(layer_graph.LayerGraph._layer.__code__)
@@ -110,7 +110,7 @@ def test_heads_that_the_loops_take_run_in_them_and_equal_uncompiled_ones() -> No
     states_of(target.lanes(6, 1, 220), prefixes, SHAPES)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         got = states_of(target.lanes(6, 1, 220), prefixes, SHAPES)
-    for shape, mine, theirs in zip((one for one in SHAPES for _ in range(2)), got, wanted, strict=True):
+    for shape, mine, theirs in zip((shape for shape in SHAPES for _ in range(2)), got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
     calls = {event.key: event.count for event in profile.key_averages()}
     # All forwards are compiled, prompts and the first of a memory as well.
@@ -118,7 +118,7 @@ def test_heads_that_the_loops_take_run_in_them_and_equal_uncompiled_ones() -> No
     assert calls["draftfleet::attend_rows"] == num_layers * 2 * len(SHAPES)
 
 
-def test_in_half_precision_the_first_forward_of_a_memory_and_every_run_round_alike() -> None:
+def test_in_half_precision_the_first_forward_of_a_kv_cache_and_every_run_round_alike() -> None:
     target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "bfloat16", "cpu")
     assert target.compile()
     assert target.kernels.startswith("bfloat16, cpu ")
@@ -134,8 +134,8 @@ def test_in_half_precision_the_first_forward_of_a_memory_and_every_run_round_ali
     runs = []
     for _ in range(2):
         done = checks.run(Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 220), wanted)
-        runs.append({name: (one.token_ids, one.mean_logprob) for name, one in done.items()})
-        assert {one.telemetry.extras["kernels"] for one in done.values()} == {target.kernels}
+        runs.append({name: (completion.token_ids, completion.mean_logprob) for name, completion in done.items()})
+        assert {completion.telemetry.extras["kernels"] for completion in done.values()} == {target.kernels}
     assert runs[0] == runs[1]
 
 
@@ -145,7 +145,7 @@ def engine_of(target: Target, drafter: Target) -> Engine:
 
 
 def outcome(done: dict[str, Completion]) -> dict[str, object]:
-    return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}
+    return {key: (completion.token_ids, completion.telemetry.acceptance_histogram) for key, completion in done.items()}
 
 
 def test_a_compiled_pair_gives_the_output_of_the_uncompiled_pair() -> None:
@@ -232,7 +232,9 @@ def test_more_graphs_than_torch_makes_are_no_error(
     """The second kind of forward would be the second graph: both run uncompiled from then on."""
     monkeypatch.setattr("models.backends.cpu.layer_graph.MAX_GRAPHS", 1)
     target = toys.target("llava")
-    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests("llava", 6)]
+    prefixes = [
+        target.encode(request.prompt, request.images, request.videos) for request in checks.requests("llava", 6)
+    ]
     shapes = [(2, 4, 1), (2, 1, 5), (2, 4, 3)]
     wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 200), prefixes, shapes)
     assert target.compile()
@@ -273,7 +275,7 @@ def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_of_several_layers_is_each_of_theirs(with_bias: bool, dtype: torch.dtype) -> None:
+def test_one_gemm_of_several_layers_equals_the_gemm_of_each(with_bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(48, size, bias=with_bias or size == 7).to(dtype) for size in (64, 7, 33)]
     given = torch.randn(2, 3, 48, dtype=dtype)
@@ -285,7 +287,7 @@ def test_a_product_of_several_layers_is_each_of_theirs(with_bias: bool, dtype: t
     torch.testing.assert_close(out, wanted)
 
 
-def test_layers_of_two_makes_and_weights_without_kernels_are_not_compiled() -> None:
+def test_layers_of_different_classes_and_weights_without_kernels_are_not_compiled() -> None:
     assert can_compile(toys.target("llava").decoder)
     assert not can_compile(toys.target("llava").decoder.double())
     other_norm = toys.target("llava").decoder

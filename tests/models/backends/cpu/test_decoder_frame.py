@@ -126,7 +126,7 @@ def run_twice(family: str, expected: Sequence[Request] = ()) -> tuple[CompiledDe
     family's decoder."""
     target = toys.target(family)
     expected = expected or checks.requests(family, 4)
-    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in expected]
+    prefixes = [target.encode(request.prompt, request.images, request.videos) for request in expected]
     assert target.compile()
     lanes = target.lanes(4, 1, 200)
     num_own = 0
@@ -162,7 +162,7 @@ def test_frames_of_real_families_give_equal_states(family: str, monkeypatch: pyt
 
 
 def test_positions_of_one_axis_and_of_three_have_separate_frames() -> None:
-    texts = [one for one in checks.requests("qwen2_5_vl", 20) if not (one.images or one.videos)]
+    texts = [request for request in checks.requests("qwen2_5_vl", 20) if not (request.images or request.videos)]
     for expected, dims, num_axes in (((), 3, 0), ((texts * 4)[:4], 2, 3)):
         torch._dynamo.reset()
         run, *_ = run_twice("qwen2_5_vl", expected)
@@ -174,7 +174,9 @@ def test_positions_of_one_axis_and_of_three_have_separate_frames() -> None:
 
 def test_inputs_that_are_not_contiguous_are_read_correctly() -> None:
     target = toys.target("llama")
-    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests("llama", 4)]
+    prefixes = [
+        target.encode(request.prompt, request.images, request.videos) for request in checks.requests("llama", 4)
+    ]
     assert target.compile()
     lanes = target.lanes(4, 1, 200)
     slots = SlotBatch(torch.arange(4), (0, 1, 2, 3), (1,) * 4)

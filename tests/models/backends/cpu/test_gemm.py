@@ -63,7 +63,7 @@ def assert_rounded(out: Tensor, wanted: Tensor, terms: Tensor) -> None:
 @example(400, 40, 97, True, 2, 2)
 @example(389, 600, 31, False, 5, 3)
 @example(12, 1408, 1024, False, 2, 4)
-def test_it_is_the_exact_product_rounded_once(
+def test_the_gemm_equals_the_exact_product_rounded_once(
     rows: int, pairs: int, outputs: int, with_bias: bool, num_threads: int, seed: int
 ) -> None:
     torch.set_num_threads(num_threads)
@@ -77,7 +77,7 @@ def test_it_is_the_exact_product_rounded_once(
 
 @pytest.mark.usefixtures("loops", "threads")
 @pytest.mark.parametrize("sizes", [(721, 96), (64, 1024), (3000, 8)])
-def test_a_row_is_the_same_alone_and_among_others_and_by_any_number_of_threads(sizes: tuple[int, int]) -> None:
+def test_a_row_does_not_depend_on_other_rows_or_the_number_of_threads(sizes: tuple[int, int]) -> None:
     outputs, inputs = sizes
     input, laid = noise(450, inputs), pack_blocks(noise(outputs, inputs, seed=1))
     torch.set_num_threads(1)
@@ -92,13 +92,13 @@ def test_a_row_is_the_same_alone_and_among_others_and_by_any_number_of_threads(s
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("rows", [1, 7, 30])
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 33, 64])
-def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
+def test_a_gemm_writes_only_its_output(rows: int, outputs: int) -> None:
     input, weight = noise(rows, 64), noise(outputs, 64, seed=1)
     laid, library = pack_blocks(weight), LIBRARY.library()
     assert library is not None
     memory = torch.full((rows * outputs + 128,), 7.0, dtype=torch.bfloat16)
-    place = memory.data_ptr() + 64 * memory.element_size()
-    library.multiply(input.data_ptr(), laid.data_ptr(), None, place, rows, 64, outputs, 2)
+    address = memory.data_ptr() + 64 * memory.element_size()
+    library.multiply(input.data_ptr(), laid.data_ptr(), None, address, rows, 64, outputs, 2)
     wanted = multiply_rows(input, laid, None, outputs)
     assert torch.equal(memory[64 : 64 + rows * outputs].view(rows, outputs), wanted)
     assert bool((memory[:64] == 7.0).all())
@@ -106,7 +106,7 @@ def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_what_is_no_number_stays_in_its_row_and_its_output() -> None:
+def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
     input, weight = noise(14, 32), noise(40, 32, seed=1)
     clean = multiply_rows(input, pack_blocks(weight), None, 40)
     input[3, 5] = torch.nan
@@ -122,7 +122,7 @@ def test_what_is_no_number_stays_in_its_row_and_its_output() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_rows_may_lie_anywhere_and_have_any_number_of_axes() -> None:
+def test_inputs_may_be_strided_and_have_any_number_of_axes() -> None:
     weight = noise(24, 16, seed=1)
     laid = pack_blocks(weight)
     wide = noise(3, 5, 40)
@@ -135,7 +135,7 @@ def test_rows_may_lie_anywhere_and_have_any_number_of_axes() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_weights_may_lie_anywhere() -> None:
+def test_weights_may_be_strided() -> None:
     weight = noise(64, 16, seed=1)
     memory = torch.cat([noise(3), weight.flatten()])
     assert torch.equal(pack_blocks(memory[3:].view(64, 16)), pack_blocks(weight))
@@ -143,7 +143,7 @@ def test_weights_may_lie_anywhere() -> None:
 
 
 @pytest.mark.usefixtures("loops")
-def test_layers_that_read_the_same_are_one_product_in_the_loops() -> None:
+def test_layers_with_equal_inputs_are_one_gemm() -> None:
     weights, biases = [noise(size, 48, seed=size) for size in (64, 7, 33)], [noise(64), None, noise(33)]
     input = noise(2, 3, 48)
     out = packing.multiply(input, weights, biases)
@@ -153,7 +153,7 @@ def test_layers_that_read_the_same_are_one_product_in_the_loops() -> None:
     packing.forget(weight.data_ptr() for weight in weights)
 
 
-def test_other_types_and_sizes_are_left_to_torch() -> None:
+def test_unsupported_dtypes_and_sizes_run_in_torch() -> None:
     assert not can_multiply(noise(4, 6).float())
     assert not can_multiply(noise(4, 6).half())
     assert not can_multiply(noise(4, 7))
@@ -161,7 +161,7 @@ def test_other_types_and_sizes_are_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("source", ["this is no C++;", "other CPU"])
-def test_where_they_cannot_be_built_or_do_not_serve_products_are_torchs(
+def test_without_a_usable_build_gemms_run_in_torch(
     source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     given = tmp_path / "given.cpp"
@@ -177,5 +177,7 @@ def test_where_they_cannot_be_built_or_do_not_serve_products_are_torchs(
     packing.forget([weight.data_ptr()])
     torch.testing.assert_close(out, torch.nn.functional.linear(input, weight))
     assert (without.library() is not None) == (source == "other CPU")
-    messages = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "models.backends.cpu.build"]
+    messages = [
+        record.getMessage().partition(":")[0] for record in caplog.records if record.name == "models.backends.cpu.build"
+    ]
     assert messages == ([] if source == "other CPU" else ["products stay torch's own"])

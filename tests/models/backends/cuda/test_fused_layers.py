@@ -55,7 +55,7 @@ def decode(family: str, compiler: str | None) -> dict[str, Any]:
         assert run.num_recordings > 0
         assert run.mode == "captured, fused"
     torch._dynamo.reset()
-    return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}
+    return {key: (completion.token_ids, completion.telemetry.acceptance_histogram) for key, completion in done.items()}
 
 
 @pytest.fixture(params=["mask", "tree kernel"])
@@ -111,11 +111,11 @@ def test_wrongly_merged_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_merged_weights_are_stored_once_and_the_layers_keep_theirs() -> None:
     target = toys.target("qwen2_5_vl")
-    before = {name: one.clone() for name, one in target.decoder.named_parameters()}
+    before = {name: parameter.clone() for name, parameter in target.decoder.named_parameters()}
     layer: Any = target.decoder.layers[0]  # type: ignore[index]
     weights = merged_weights.merge_layer(layer)
-    for name, one in target.decoder.named_parameters():
-        assert torch.equal(one, before[name])
+    for name, parameter in target.decoder.named_parameters():
+        assert torch.equal(parameter, before[name])
     for whole, part in (("qkv_proj", "v_proj"), ("gate_up_proj", "up_proj")):
         (path,) = [name for name in weights if name.endswith(f"{whole}.weight")]
         own = layer.get_parameter(path.replace(whole, part))
@@ -126,9 +126,9 @@ def test_merged_weights_are_stored_once_and_the_layers_keep_theirs() -> None:
 
 def test_parts_of_merged_layers_compute_what_the_layers_do() -> None:
     layer: Any = copy.deepcopy(toys.target("qwen2_5_vl").decoder.layers[0])  # type: ignore[index]
-    for name, one in layer.named_parameters():
+    for name, parameter in layer.named_parameters():
         if name.endswith("bias"):
-            one.data.normal_(generator=torch.Generator().manual_seed(len(name)))
+            parameter.data.normal_(generator=torch.Generator().manual_seed(len(name)))
     template: Any = template_of([layer])
     merged_weights.merge_template(template)
     template.to_empty(device="cpu").load_state_dict(dict(merged_weights.merge_layer(layer)))
@@ -179,7 +179,9 @@ def test_some_of_the_layers_are_fused_on_their_own() -> None:
         drafter = LayerSkipDrafter([1])
         engine = Engine(target, Method(drafter, StaticTree(branching_paths([2, 2])), Exact()), 3, 128)
         done = checks.run(engine, checks.requests("llava", 9))
-        results.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
+        results.append(
+            {key: (completion.token_ids, completion.telemetry.acceptance_histogram) for key, completion in done.items()}
+        )
     assert results[0] == results[1]
     assert isinstance(drafter._runner, CapturedDecoder)
     assert drafter._runner.is_compiled

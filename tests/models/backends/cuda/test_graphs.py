@@ -149,7 +149,9 @@ def decode_all(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], li
     del engine, method
     gc.collect()
     assert [run.num_recordings for run in runs] == [0] * len(runs)
-    return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}, counts
+    return {
+        key: (completion.token_ids, completion.telemetry.acceptance_histogram) for key, completion in done.items()
+    }, counts
 
 
 @pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
@@ -167,9 +169,9 @@ def test_an_input_that_is_freed_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     record = CapturedDecoder._record
 
     def with_freed(self: CapturedDecoder, *given: Any) -> Any:
-        one = record(self, *given)
-        object.__setattr__(one.inputs, "rows", None)
-        return one
+        recording = record(self, *given)
+        object.__setattr__(recording.inputs, "rows", None)
+        return recording
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_freed)
     with pytest.raises(AssertionError, match="freed after the recording"):
@@ -183,10 +185,10 @@ def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkey
     record, held = CapturedDecoder._record, []
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
-        one = record(self, *given)
-        held.append(getattr(one.inputs, part))
-        object.__setattr__(one.inputs, part, held[-1].clone())
-        return one
+        recording = record(self, *given)
+        held.append(getattr(recording.inputs, part))
+        object.__setattr__(recording.inputs, part, held[-1].clone())
+        return recording
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
     got, _ = decode_all("llava", 3, True)
@@ -202,7 +204,9 @@ def test_some_of_the_layers_are_captured_on_their_own_over_the_same_cache(family
         drafter = LayerSkipDrafter([1])
         engine = Engine(target, Method(drafter, StaticTree(branching_paths([2, 2])), Exact()), 3, 128)
         done = checks.run(engine, checks.requests(family, 9))
-        results.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
+        results.append(
+            {key: (completion.token_ids, completion.telemetry.acceptance_histogram) for key, completion in done.items()}
+        )
         runs += [whole, drafter._runner]
     assert results[0] == results[1]
     assert all(isinstance(run, CapturedDecoder) and run.num_recordings > 0 for run in runs[2:])
@@ -213,7 +217,7 @@ def batch(num_slots: int) -> SlotBatch:
 
 
 @pytest.mark.parametrize("is_faulty", [False, True])
-def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_row_does_not_write_the_kv_cache(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three slots of four decode, in a recording of four rows. The planted fault: the fourth row writes where it last
     wrote."""
     target = toys.target("llava")
@@ -223,7 +227,7 @@ def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypat
     depth = torch.arange(3).expand(4, -1)
     visible = torch.ones(3, 3, dtype=torch.bool).tril().expand(4, -1, -1)
     with torch.inference_mode():
-        lanes.admit(batch(4), [[target.encode(one.prompt, one.images, one.videos)] for one in requests])
+        lanes.admit(batch(4), [[target.encode(request.prompt, request.images, request.videos)] for request in requests])
         lanes.forward(batch(4), torch.full((4, 3), 7), depth, visible)
         for memory in lanes.cache.keys:
             assert memory is not None
@@ -237,7 +241,7 @@ def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypat
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True)) is not is_faulty
 
 
-def test_more_rows_than_any_recording_has_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_with_more_rows_than_any_captured_graph_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.backends.cuda.graphs.ROWS", (1, 2))
     expected, _ = decode_all("llava", 3, False)
     got, counts = decode_all("llava", 3, True)
@@ -272,7 +276,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
     assert run.mode == "eager, capturing failed"
 
 
-def test_memory_that_runs_out_in_a_capture_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(self: Refuses, run: Callable[[], Tensor]) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -23,9 +23,9 @@ from models.backends.cuda.tree_attention import TreeKernel, kernel_for
 from tests import toys
 from tests.conformance import checks
 from tests.covering import tiers
+from tests.models.attention_cases import BUSH, CHAIN, FOREST, both_ways, tree
 from tests.models.backends.cuda.test_graphs import batch, captured, decode_all
 from tests.models.plain_tree_kernel import plain
-from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
 
 KERNEL = "models.backends.cuda.tree_kernel"
 LENS = [(values,) for values in ((7,), (3, 21, 12), (0, 5, 0), (0,), (16, 32, 15))]
@@ -71,7 +71,7 @@ def test_a_drafters_level_sees_the_levels_before_it(run: TreeKernel, lens: list[
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_mask_of_any_rows(run: TreeKernel, data: st.DataObject) -> None:
+def test_the_kernel_equals_masked_attention_for_any_mask(run: TreeKernel, data: st.DataObject) -> None:
     num_rows, num_nodes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
     offset = data.draw(st.integers(0, 5))
     num_scratch = offset + num_nodes + data.draw(st.integers(0, 3))
@@ -92,7 +92,7 @@ def test_rows_may_have_trees_of_their_own(run: TreeKernel) -> None:
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
-def test_masked_scratch_positions_may_be_beyond_the_memory(run: TreeKernel) -> None:
+def test_masked_scratch_positions_may_be_outside_the_kv_cache(run: TreeKernel) -> None:
     """A level's mask may be as wide as the widest tree though this row ends before it."""
     visible = torch.zeros(1, 2, 12, dtype=torch.bool)
     visible[0, :, :3] = torch.tensor([[True, True, False], [True, False, True]])
@@ -107,13 +107,13 @@ def test_half_precision_errs_by_little_more_than_its_rounding(run: TreeKernel, p
     assert (got.float() - expected).abs().max() <= 2 * torch.finfo(torch.float16).eps * expected.abs().max()
 
 
-def test_scores_beyond_what_exp_can_hold(run: TreeKernel) -> None:
+def test_scores_that_overflow_exp_give_finite_outputs(run: TreeKernel) -> None:
     for scale in (60.0, 1e-4):
         got, expected = both_ways(run, [3, 21, 12], tree(BUSH, 3), scale=scale)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nodes_that_see_nothing_get_zeros(run: TreeKernel) -> None:
+def test_nodes_without_visible_positions_get_zeros(run: TreeKernel) -> None:
     """Unused rows of a captured step."""
     visible = torch.zeros(2, 3, 3, dtype=torch.bool)
     got, _ = both_ways(run, [0, 0], visible)
@@ -193,7 +193,7 @@ def levels(is_recorded: bool) -> Tensor:
     visible = tree([-1, 0, 0], 3)
     states = []
     with torch.inference_mode():
-        lanes.admit(batch(3), [[target.encode(one.prompt, one.images, one.videos)] for one in requests])
+        lanes.admit(batch(3), [[target.encode(request.prompt, request.images, request.videos)] for request in requests])
         for _ in range(2):
             lanes.forward(batch(3), tokens[:, :1], depth[:, :1], visible[:, :1, :1])
             states.append(lanes.forward(batch(3), tokens[:, 1:], depth[:, 1:], visible[:, 1:], offset=1))
@@ -217,12 +217,12 @@ def test_a_part_that_is_not_copied_into_its_buffer_is_caught(
     record, held = CapturedDecoder._record, []
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
-        one = record(self, *given)
-        assert one.inputs.trees is not None
-        stale = getattr(one.inputs.trees, part)
+        recording = record(self, *given)
+        assert recording.inputs.trees is not None
+        stale = getattr(recording.inputs.trees, part)
         held.append(stale)
-        object.__setattr__(one.inputs, "trees", replace(one.inputs.trees, **{part: stale.clone()}))
-        return one
+        object.__setattr__(recording.inputs, "trees", replace(recording.inputs.trees, **{part: stale.clone()}))
+        return recording
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
     assert not torch.allclose(levels(True), expected, atol=1e-3)
@@ -258,15 +258,15 @@ def test_without_triton_attention_uses_the_mask(
     tree_attention._load.cache_clear()
 
 
-def test_memory_without_a_kernel_is_left_to_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kv_cache_without_a_kernel_uses_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(tree_attention, "_load", lambda: plain)
 
     def chosen(dtype: torch.dtype, head_size: int, device: str = "cuda", odd: int = 0) -> bool:
         with FakeTensorMode():
-            one = torch.zeros(2, 2, 9, head_size, device=device, dtype=dtype)
+            keys = torch.zeros(2, 2, 9, head_size, device=device, dtype=dtype)
             other = torch.zeros(2, 2, 9, head_size + odd, device=device, dtype=dtype)
-            return kernel_for([one, one], [one, other]) is plain
+            return kernel_for([keys, keys], [keys, other]) is plain
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert chosen(dtype, 128)

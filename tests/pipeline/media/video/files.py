@@ -95,9 +95,9 @@ def _encode_silence(output: Any, stream: Any, seconds: int) -> None:
 def rotated(data: bytes, degrees: int) -> bytes:
     """The MP4 file with a display matrix that turns its video clockwise."""
     at = data.index(b"tkhd") + 4
-    place = at + 4 + (32 if data[at] == 1 else 20) + 16
+    position = at + 4 + (32 if data[at] == 1 else 20) + 16
     matrix = [value * (1 << (30 if number % 3 == 2 else 16)) for number, value in enumerate(TURNS[degrees])]
-    return data[:place] + struct.pack(">9i", *matrix) + data[place + 36 :]
+    return data[:position] + struct.pack(">9i", *matrix) + data[position + 36 :]
 
 
 def patched(data: bytes, box: bytes, offset: int, value: bytes) -> bytes:
@@ -110,6 +110,6 @@ def flipped(data: bytes, seed: int, num_bytes: int, start: int = 0, stop: int | 
     """The file with some bytes between `start` and `stop` replaced at random."""
     generator = np.random.default_rng(seed)
     damaged = bytearray(data)
-    for place in generator.integers(start, len(data) if stop is None else stop, num_bytes):
-        damaged[place] = int(generator.integers(0, 256))
+    for position in generator.integers(start, len(data) if stop is None else stop, num_bytes):
+        damaged[position] = int(generator.integers(0, 256))
     return bytes(damaged)

@@ -76,14 +76,14 @@ def test_pyav_finds_every_frame_wherever_reading_begins(name, video_of) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_auto_finds_every_frame_too(name, video_of) -> None:
+def test_auto_finds_every_frame_wherever_reading_begins(name, video_of) -> None:
     for wanted in WANTED:
         assert [number_in(frame) for frame in read_frames(video_of(name), wanted, "auto", 64)] == list(wanted)
 
 
 @pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("name", CLEAN)
-def test_the_others_give_pyavs_own_pixels_of_videos_that_restart_cleanly(name, decoder, video_of) -> None:
+def test_other_decoders_give_the_pixels_of_pyav_for_videos_that_restart_cleanly(name, decoder, video_of) -> None:
     video = video_of(name)
     assert video.restarts_cleanly
     for wanted in WANTED:
@@ -105,9 +105,7 @@ def test_frames_that_are_shrunk_while_decoding_are_close(decoder, video_of) -> N
 
 @pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("width", [2, 16, 48, 50, 72])
-def test_narrow_frames_have_three_channels_whatever_the_decoder_makes_of_their_padding(
-    width, decoder, tmp_path
-) -> None:
+def test_narrow_frames_have_three_channels_with_any_padding_of_the_decoder(width, decoder, tmp_path) -> None:
     path = tmp_path / "narrow.mp4"
     path.write_bytes(encode_video(3, codec="libx264", size=(width, 34), options={"preset": "ultrafast"}))
     video = probe(str(path), 10**6)
@@ -119,7 +117,7 @@ def test_narrow_frames_have_three_channels_whatever_the_decoder_makes_of_their_p
 
 @pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("name", LEANING | LOOSE)
-def test_the_others_are_refused_where_they_would_give_wrong_frames(name, decoder, video_of) -> None:
+def test_other_decoders_are_refused_for_videos_of_which_they_give_wrong_frames(name, decoder, video_of) -> None:
     with pytest.raises(MediaError, match=decoder) as caught:
         list(read_frames(video_of(name), (7,), decoder, None))
     assert caught.value.code == "unsupported_video"
@@ -127,7 +125,7 @@ def test_the_others_are_refused_where_they_would_give_wrong_frames(name, decoder
 
 @pytest.mark.skipif("decord" not in DECODERS, reason="decord has no wheel here")
 @pytest.mark.parametrize("name", ["h264_open", "h264_refreshed", "mpeg4_b_frames", "mpeg2_program"])
-def test_decord_really_gives_wrong_frames_there(name, video_of) -> None:
+def test_decord_gives_wrong_frames_for_the_refused_videos(name, video_of) -> None:
     import decord
 
     got = []
@@ -249,7 +247,7 @@ def test_a_file_without_video_is_refused_with_its_content(tmp_path) -> None:
     assert caught.value.code == "no_video_stream"
 
 
-def test_a_sound_track_beside_the_pictures_changes_nothing(tmp_path) -> None:
+def test_an_audio_track_does_not_change_the_frames(tmp_path) -> None:
     video = probed(encode_video(6, audio=True), tmp_path)
     assert [number_in(frame) for frame in read_frames(video, (0, 5), "auto", None)] == [0, 5]
 

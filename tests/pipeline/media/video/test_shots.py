@@ -61,8 +61,8 @@ def edges(path: Path, **options: Any) -> list[float]:
 @pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
 def test_hard_cuts_are_found_at_their_frames(tmp_path, codec) -> None:
     frames = [*moving(1, 15), *moving(2, 20), *moving(3, 12), *moving(4, 30)]
-    found = edges(film(tmp_path / "a.mp4", frames, codec=codec))
-    assert found == [0.0, 1.5, 3.5, 4.7]
+    edges_s = edges(film(tmp_path / "a.mp4", frames, codec=codec))
+    assert edges_s == [0.0, 1.5, 3.5, 4.7]
 
 
 def test_a_flash_is_no_cut_and_a_cut_after_it_is_one(tmp_path) -> None:
@@ -90,7 +90,7 @@ def test_still_and_tiny_films_are_one_shot(tmp_path, count) -> None:
     assert edges(film(tmp_path / "a.mp4", [scene(1)] * count)) == [0.0]
 
 
-def test_lengths_are_kept_and_the_number_is_bounded(tmp_path) -> None:
+def test_shots_have_minimum_and_maximum_lengths_and_a_bounded_number(tmp_path) -> None:
     frames = [*moving(1, 20), *moving(2, 5), *moving(3, 20), *moving(4, 4)]
     path = film(tmp_path / "a.mp4", frames)
     assert edges(path, min_s=0.3) == [0.0, 2.0, 2.5, 4.5]
@@ -113,15 +113,15 @@ def test_shots_cover_the_film_once_within_their_lengths(tmp_path, lengths, max_s
     frames = [frame for seed, count in enumerate(lengths) for frame in moving(seed, count)]
     path = film(tmp_path / "a.mp4", frames)
     video = container.probe(str(path), 10**8)
-    found = shots.shot_edges(video, Shots(max_s=max_s))
-    assert set((np.cumsum([0, *lengths])[:-1] / FPS).round(6).tolist()) <= set(found)
-    clips = windows(video.times_s, video.end_s, FrameSampling(num_frames=1000), found)
+    edges_s = shots.shot_edges(video, Shots(max_s=max_s))
+    assert set((np.cumsum([0, *lengths])[:-1] / FPS).round(6).tolist()) <= set(edges_s)
+    clips = windows(video.times_s, video.end_s, FrameSampling(num_frames=1000), edges_s)
     assert [index for clip in clips for index in clip.indices] == list(range(len(frames)))
     sizes = [clip.end_s - clip.start_s for clip in clips]
     assert min(sizes) >= 1.0 - 1e-6 or len(sizes) == 1
     assert max_s is None or max(sizes) <= max_s + 1e-6
     if max_s is None:
-        assert len(found) == len(lengths)
+        assert len(edges_s) == len(lengths)
 
 
 # --- in the decoding process ----
@@ -198,7 +198,7 @@ def test_ids_of_shots_are_the_same_after_a_resume_and_in_shards(tmp_path) -> Non
         ({"max_shot_s": 1.5}, "at least 2"),
     ],
 )
-def test_what_does_not_go_together_is_refused(values, message) -> None:
+def test_settings_that_exclude_each_other_are_refused(values, message) -> None:
     with pytest.raises(ValidationError, match=message):
         VideoConfig(split="shots", **values)
 

@@ -141,7 +141,7 @@ def test_a_hang_costs_one_video_and_its_time(worker_of, good) -> None:
     assert worker.pid is None
 
 
-def test_the_system_ends_a_process_whose_supervisor_is_gone(worker_of, good) -> None:
+def test_an_alarm_ends_a_decoding_process_that_hangs_without_its_supervisor(worker_of, good) -> None:
     hang = "import signal\nchild.GRACE_S = 0.1\nchild.probe = lambda *args: signal.pause()"
     worker = worker_of(limits=DecodeLimits(timeout_s=0.1), code=hang)
     worker._running()
@@ -156,7 +156,7 @@ def child_request(worker: DecoderWorker, path: str) -> bytes:
     return messages.pack(worker._request | {"path": path})
 
 
-def test_a_process_goes_when_its_supervisor_closes_its_end(worker_of, good) -> None:
+def test_a_process_exits_when_its_supervisor_closes_the_connection(worker_of, good) -> None:
     worker = worker_of()
     worker.decode(good)
     process = worker._process

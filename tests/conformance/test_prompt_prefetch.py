@@ -58,12 +58,12 @@ def test_every_method_gives_the_targets_output(name: str, async_output: bool, ah
 @pytest.mark.parametrize("family", methods.VISUAL)
 def test_every_family_gives_the_targets_output_and_keeps_its_features(family: str, ahead: None) -> None:
     engine = check_answers(family, keeping(family), 2)
-    num_doors = sum(bool(one.images) + bool(one.videos) for one in checks.requests(family, 2))
+    num_doors = sum(bool(request.images) + bool(request.videos) for request in checks.requests(family, 2))
     assert engine.stats.num_feature_hits == engine.target.num_feature_hits > num_doors
 
 
 @pytest.mark.parametrize("kind", ["class", "text"])
-def test_images_come_out_the_same(kind: str, ahead: None) -> None:
+def test_prefetched_prompts_give_the_same_images(kind: str, ahead: None) -> None:
     images.check_equal("sd-chain", kind, 3, "sampled-guided")
 
 
@@ -77,7 +77,7 @@ def test_a_drafter_whose_model_has_a_thread_for_prompts_is_refused() -> None:
 
 def shown(count: int, num_tokens: int = 16) -> list[Request]:
     sampling = Sampling(max_new_tokens=num_tokens, ignore_eos=True)
-    return [replace(one, sampling=sampling) for one in checks.requests("llava", count)]
+    return [replace(request, sampling=sampling) for request in checks.requests("llava", count)]
 
 
 class Held:
@@ -105,13 +105,13 @@ class Held:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: int, compiled: bool) -> None:
+def test_steps_continue_while_the_front_end_of_the_model_prepares_a_prompt(slots: int, compiled: bool) -> None:
     """With two slots, one is empty meanwhile."""
     target = toys.target("llava")
     if compiled:
         assert target.compile()
     target.prefetch_prompts()
-    wanted = [one for one in shown(9) if one.images and not one.videos][:3]
+    wanted = [request for request in shown(9) if request.images and not request.videos][:3]
     held = Held(target, 2, 5)
     engine = plain(target, slots)
     for request in wanted:
@@ -126,8 +126,8 @@ def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: in
     assert held.went, "the prompt held up the steps"
     assert threading.get_ident() not in held.threads
     assert len(held.threads) == 1
-    tokens = {one.sample_id: one.token_ids for one in done}
-    assert tokens == {one.sample_id: checks.generated("llava", one, frozenset()) for one in wanted}
+    tokens = {completion.sample_id: completion.token_ids for completion in done}
+    assert tokens == {request.sample_id: checks.generated("llava", request, frozenset()) for request in wanted}
 
 
 def test_run_reads_ahead_of_its_slots_and_in_order() -> None:
@@ -144,10 +144,10 @@ def test_run_reads_ahead_of_its_slots_and_in_order() -> None:
     engine = plain(target, 2)
     running = engine.run(source())
     first = next(running)
-    assert read == [one.sample_id for one in wanted[:4]]
+    assert read == [request.sample_id for request in wanted[:4]]
     done = [first, *running]
-    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
-    assert all(one.error is None for one in done)
+    assert sorted(completion.sample_id for completion in done) == sorted(request.sample_id for request in wanted)
+    assert all(completion.error is None for completion in done)
 
 
 def test_refused_prompts_are_the_same_rows_with_the_same_words(ahead: None) -> None:
@@ -157,27 +157,35 @@ def test_refused_prompts_are_the_same_rows_with_the_same_words(ahead: None) -> N
     wanted = [blind, fine[0], long, replace(long, sample_id="longer"), *fine[1:], replace(blind, sample_id="again")]
     errors = []
     for target in (toys.target("llava"), toys.target("llava")):
-        done = {one.sample_id: one for one in plain(target, 2).run(wanted)}
+        done = {completion.sample_id: completion for completion in plain(target, 2).run(wanted)}
         assert len(done) == len(wanted)
         for request in fine:
             assert done[request.sample_id].token_ids == checks.generated("llava", request, frozenset())
-        errors.append({key: (one.error.code, one.error.message) for key, one in done.items() if one.error})
+        errors.append(
+            {
+                key: (completion.error.code, completion.error.message)
+                for key, completion in done.items()
+                if completion.error
+            }
+        )
     assert errors[0].keys() == {"blind", "long", "longer", "again"}
     assert errors[0] == errors[1]
 
 
 def test_a_prefetched_prompt_is_checked_against_the_limits_of_its_request(ahead: None) -> None:
     # Equal prompts, one too long for the context window and one with guidance that the model does not support.
-    one = shown(1)[0]
+    request = shown(1)[0]
     wanted = [
-        one,
-        replace(one, sample_id="long", sampling=Sampling(max_new_tokens=150, ignore_eos=True)),
-        replace(one, sample_id="guided", sampling=Sampling(max_new_tokens=5, temperature=1.0, guidance_scale=3.0)),
-        replace(one, sample_id="twin"),
+        request,
+        replace(request, sample_id="long", sampling=Sampling(max_new_tokens=150, ignore_eos=True)),
+        replace(request, sample_id="guided", sampling=Sampling(max_new_tokens=5, temperature=1.0, guidance_scale=3.0)),
+        replace(request, sample_id="twin"),
     ]
     done = {row.sample_id: row for row in plain(toys.target("llava"), 1).run(wanted)}
     assert {key for key, row in done.items() if row.error} == {"long", "guided"}
-    assert done["twin"].token_ids == done[one.sample_id].token_ids == checks.generated("llava", one, frozenset())
+    assert (
+        done["twin"].token_ids == done[request.sample_id].token_ids == checks.generated("llava", request, frozenset())
+    )
 
 
 def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
@@ -197,7 +205,7 @@ def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
     return threads
 
 
-def test_memory_that_runs_out_over_a_prompt_costs_slots_and_no_row() -> None:
+def test_out_of_memory_in_prompt_preparation_reduces_slots_and_fails_no_row() -> None:
     target = toys.target("llava")
     target.prefetch_prompts()
     wanted = shown(7, 6)
@@ -209,13 +217,13 @@ def test_memory_that_runs_out_over_a_prompt_costs_slots_and_no_row() -> None:
     while engine.has_work:
         done += engine.step()
     assert engine.num_slots == 2
-    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
-    tokens = {one.sample_id: one.token_ids for one in done}
-    assert tokens == {one.sample_id: checks.generated("llava", one, frozenset()) for one in wanted}
+    assert sorted(completion.sample_id for completion in done) == sorted(request.sample_id for request in wanted)
+    tokens = {completion.sample_id: completion.token_ids for completion in done}
+    assert tokens == {request.sample_id: checks.generated("llava", request, frozenset()) for request in wanted}
     assert threading.get_ident() not in threads
 
 
-def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
+def test_a_recovering_engine_prefetches_the_prompts_of_waiting_rows() -> None:
     target = toys.target("llava")
     target.prefetch_prompts()
     wanted = shown(4)
@@ -261,7 +269,7 @@ def test_two_threads_never_use_one_processor_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not met
-    assert {prompt: int(one["input_ids"]) for prompt, one in made.items()} == {"a": 1, "bcd": 3}
+    assert {prompt: int(prompt_ids["input_ids"]) for prompt, prompt_ids in made.items()} == {"a": 1, "bcd": 3}
 
 
 def test_an_error_in_prompt_preparation_is_raised_in_step() -> None:
@@ -274,7 +282,7 @@ def test_an_error_in_prompt_preparation_is_raised_in_step() -> None:
         list(engine.run(wanted))
     # Refusals do not raise, because they are rows.
     fail_once(target, wanted[0].prompt, PromptError("no such words"))
-    done = {one.sample_id: one for one in plain(target, 1).run(wanted)}
+    done = {completion.sample_id: completion for completion in plain(target, 1).run(wanted)}
     refused = done[wanted[0].sample_id].error
     assert refused is not None
     assert refused.message == "no such words"

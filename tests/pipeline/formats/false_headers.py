@@ -32,8 +32,8 @@ def header(name: str, size: int | bytes = 0, kind: bytes = b"0", **fields: bytes
     block[136:148] = b"00000000000\0"
     block[156:157] = kind
     block[257:265] = b"ustar\x0000"
-    for place, value in fields.items():
-        start = int(place.removeprefix("at_"))
+    for position, value in fields.items():
+        start = int(position.removeprefix("at_"))
         block[start : start + len(value)] = value
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
@@ -64,15 +64,15 @@ def sparse(form: str, name: str, size: int, pairs: Pairs, data: bytes) -> bytes:
         fields = b"".join(number(offset) + number(count) for offset, count in pairs)
         blocks = [fields[start : start + 504] for start in range(96, len(fields), 504)]
         more = b"".join(
-            part.ljust(504, b"\0") + bytes([place < len(blocks) - 1]) + bytes(7) for place, part in enumerate(blocks)
+            part.ljust(504, b"\0") + bytes([index < len(blocks) - 1]) + bytes(7) for index, part in enumerate(blocks)
         )
-        places = {
+        fields_at = {
             "at_257": b"ustar  \0",
             "at_386": fields[:96],
             "at_482": bytes([bool(blocks)]),
             "at_483": number(size),
         }
-        return header(name, len(data), b"S", **places) + more + padded(data)
+        return header(name, len(data), b"S", **fields_at) + more + padded(data)
     records = {"GNU.sparse.name": name.encode()}
     if form == "1.0":
         lines = [len(pairs), *(value for pair in pairs for value in pair)]
@@ -111,15 +111,15 @@ def arrow_bytes(table: pa.Table, stream: bool = False, **options: Any) -> bytes:
 
 def replaced(data: bytes, number_: int, by: int) -> bytes:
     """The bytes with one 64-bit number replaced wherever it occurs."""
-    found = data.replace(number_.to_bytes(8, "little"), by.to_bytes(8, "little"))
-    assert found != data, number_
-    return found
+    changed = data.replace(number_.to_bytes(8, "little"), by.to_bytes(8, "little"))
+    assert changed != data, number_
+    return changed
 
 
 def nested_views(depth: int, width: int = 10) -> pa.Array:
     """Lists of `width` lists that are all the same one, `depth` levels deep."""
     values = pa.array(np.arange(width))
     for _ in range(depth):
-        places = pa.array([0] * width, pa.int32()), pa.array([len(values)] * width, pa.int32())
-        values = pa.ListViewArray.from_arrays(*places, values)
+        bounds = pa.array([0] * width, pa.int32()), pa.array([len(values)] * width, pa.int32())
+        values = pa.ListViewArray.from_arrays(*bounds, values)
     return values

@@ -17,7 +17,7 @@ from decoding.drafters import NoDrafter
 from decoding.trees import Chain
 from models.inputs.processing import PromptError
 from tests import toys
-from tests.conformance import checks, images, methods, resting
+from tests.conformance import catch_up, checks, images, methods
 from tests.conformance.erratic import Erratic, unsettled
 from tests.covering import tiers
 
@@ -37,41 +37,41 @@ def test_every_method_gives_the_targets_output(name: str, mode: str, late: None)
 
 
 def summary(completion: Completion) -> tuple[Any, ...]:
-    one = completion.telemetry
+    telemetry = completion.telemetry
     return (
         completion.token_ids,
         completion.finish_reason,
         completion.mean_logprob,
-        one.num_spec_steps,
-        one.num_draft_tokens,
-        one.acceptance_histogram,
-        one.num_relaxed_accepts,
-        one.ended_inside_path,
-        one.target_forwards,
+        telemetry.num_spec_steps,
+        telemetry.num_draft_tokens,
+        telemetry.acceptance_histogram,
+        telemetry.num_relaxed_accepts,
+        telemetry.ended_inside_path,
+        telemetry.target_forwards,
     )
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("name", ["plain", "sd-chain", "dynamic", "tabed", "sage", "lookup", "jacobi"])
-def test_telemetry_is_that_of_steps_read_at_once(name: str, slots: int) -> None:
+def test_telemetry_equals_that_of_synchronous_output_processing(name: str, slots: int) -> None:
     make, _ = methods.METHODS[name]
     wanted = checks.requests("llava", 9)
     results = []
     for async_output in (False, True):
         engine = Engine(toys.target("llava"), make("llava"), slots, 160, async_output=async_output)
-        results.append({key: summary(one) for key, one in checks.run(engine, wanted).items()})
+        results.append({key: summary(completion) for key, completion in checks.run(engine, wanted).items()})
         assert engine._slots.free == list(range(slots))
         assert engine._in_flight is None
-    for key, one in results[0].items():
-        assert one[2] == pytest.approx(results[1][key][2], rel=1e-4)
-        assert one[:2] + one[3:] == results[1][key][:2] + results[1][key][3:], key
+    for key, values in results[0].items():
+        assert values[2] == pytest.approx(results[1][key][2], rel=1e-4)
+        assert values[:2] + values[3:] == results[1][key][:2] + results[1][key][3:], key
 
 
 def endless(limit: int) -> list[Request]:
     return checks.requests("llama", 7, Sampling(ignore_eos=True), longest=limit)
 
 
-def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
+def test_texts_of_a_fixed_length_take_no_extra_step_of_plain_decoding() -> None:
     steps = []
     for async_output in (False, True):
         engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 3, 96, async_output=async_output)
@@ -80,16 +80,20 @@ def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
     assert steps[0] == steps[1]
 
 
-def test_a_row_that_ended_unseen_runs_once_more_and_its_slot_is_taken_right_after() -> None:
+def test_a_row_that_ended_in_an_unprocessed_step_runs_one_step_more_and_frees_its_slot() -> None:
     late, at_once = (
         Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 2, 160, async_output=async_output)
         for async_output in (True, False)
     )
     wanted = checks.requests("llava", 24)
     done, expected = checks.run(late, wanted), checks.run(at_once, wanted)
-    ended_by_eos = sum(one.finish_reason == "stop" and len(one.token_ids) > 1 for one in expected.values())
+    ended_by_eos = sum(
+        completion.finish_reason == "stop" and len(completion.token_ids) > 1 for completion in expected.values()
+    )
     assert ended_by_eos > 0
-    assert {key: one.token_ids for key, one in done.items()} == {key: one.token_ids for key, one in expected.items()}
+    assert {key: completion.token_ids for key, completion in done.items()} == {
+        key: completion.token_ids for key, completion in expected.items()
+    }
     assert 0 < late.stats.num_slot_steps - at_once.stats.num_slot_steps <= ended_by_eos
 
 
@@ -115,10 +119,10 @@ def test_a_step_is_launched_before_the_previous_one_is_processed(monkeypatch: py
     assert engine.has_work
 
 
-@pytest.mark.parametrize("pattern", [[0], [4], resting.LONG, resting.MIXED], ids=str)
-def test_whatever_a_controller_does(pattern: list[int], late: None) -> None:
-    engine, _ = resting.unsettled_engine(pattern)
-    wanted = resting.long_requests()
+@pytest.mark.parametrize("pattern", [[0], [4], catch_up.LONG, catch_up.MIXED], ids=str)
+def test_every_sequence_of_depths_gives_the_targets_output(pattern: list[int], late: None) -> None:
+    engine, _ = catch_up.unsettled_engine(pattern)
+    wanted = catch_up.long_requests()
     done = checks.run(engine, wanted)
     for request in wanted:
         expected = checks.generated("llama", replace(request), frozenset())
@@ -126,12 +130,12 @@ def test_whatever_a_controller_does(pattern: list[int], late: None) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "eagle2", "sd-chain"])
-def test_images_have_a_length_that_no_row_runs_beyond(method: str, late: None) -> None:
+def test_no_row_of_an_image_runs_beyond_its_length(method: str, late: None) -> None:
     images.check_equal(method, "class", 4, "sampled-guided")
 
 
 @pytest.mark.parametrize("async_output", [False, True])
-def test_no_second_is_counted_twice(async_output: bool) -> None:
+def test_the_seconds_of_all_phases_sum_to_at_most_the_elapsed_time(async_output: bool) -> None:
     engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, async_output=async_output)
     start = time.perf_counter()
     checks.run(engine, endless(30))
@@ -141,12 +145,12 @@ def test_no_second_is_counted_twice(async_output: bool) -> None:
     assert sum(phases) <= spent
 
 
-def test_where_the_host_computes_steps_are_looked_at_at_once() -> None:
+def test_steps_on_the_cpu_are_processed_synchronously() -> None:
     engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96)
     engine.submit(endless(30)[0])
     engine.step()
     assert engine._in_flight is None
-    (progress,) = (one for one in engine._slots.progress if one is not None)
+    (progress,) = (request_state for request_state in engine._slots.progress if request_state is not None)
     assert len(progress.token_ids) == 2
 
 
@@ -162,27 +166,27 @@ def poison(target: Any, number: int) -> Callable[..., Any]:
     return forward
 
 
-def test_rows_without_numbers_and_rows_without_time_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_nan_logits_and_rows_past_their_time_limit_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = toys.target("llama")
     engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, async_output=True)
     monkeypatch.setattr(target.head, "forward", poison(target, 4))
     wanted = endless(30)
     done = list(engine.run(wanted))
-    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
-    assert {one.error.code for one in done if one.error} == {"non_finite_logits"}
+    assert sorted(completion.sample_id for completion in done) == sorted(request.sample_id for request in wanted)
+    assert {completion.error.code for completion in done if completion.error} == {"non_finite_logits"}
     monkeypatch.undo()
     slow = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, max_row_s=1e-9, async_output=True)
     done = list(slow.run(wanted))
-    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
-    assert {one.error.code for one in done if one.error} == {"row_timeout"}
+    assert sorted(completion.sample_id for completion in done) == sorted(request.sample_id for request in wanted)
+    assert {completion.error.code for completion in done if completion.error} == {"row_timeout"}
 
 
-def test_windows_hold_what_was_made_unseen() -> None:
+def test_outputs_are_exact_if_all_drafts_are_accepted_with_asynchronous_output_processing() -> None:
     # Every draft is accepted, so a text crosses the end of the window by several positions at once.
-    wanted = [replace(one, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for one in endless(30)]
+    wanted = [replace(request, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for request in endless(30)]
     method = Method(checks.make_drafter("right", "llama"), Chain(5), Exact())
     done = checks.run(Engine(toys.target("llama"), method, 3, 200, async_output=True), wanted)
-    assert any(one.telemetry.mean_acceptance_length > 5 for one in done.values())
+    assert any(completion.telemetry.mean_acceptance_length > 5 for completion in done.values())
     for request in wanted:
         assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
 
@@ -190,7 +194,11 @@ def test_windows_hold_what_was_made_unseen() -> None:
 def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
     plain = Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 1, 160)
     wanted = checks.requests("llava", 24)
-    expected = next(one for one in plain.run(wanted) if one.finish_reason == "stop" and len(one.token_ids) > 2)
+    expected = next(
+        completion
+        for completion in plain.run(wanted)
+        if completion.finish_reason == "stop" and len(completion.token_ids) > 2
+    )
     drafter = checks.make_drafter("perturbed", "llava")
 
     def refuse(*_: Any) -> Any:
@@ -203,7 +211,7 @@ def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
     assert isinstance(method.controller, Erratic)
     method.controller.is_off = True
     late = Engine(toys.target("llava"), method, 1, 160, async_output=True)
-    (done,) = late.run([next(one for one in wanted if one.sample_id == expected.sample_id)])
+    (done,) = late.run([next(request for request in wanted if request.sample_id == expected.sample_id)])
     assert method.controller.num_asked == len(expected.token_ids)
     assert done.error is None
     assert done.token_ids == expected.token_ids

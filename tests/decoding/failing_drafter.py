@@ -15,7 +15,7 @@ from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
 
-class SickDrafter:
+class FailingDrafter:
     """Wraps `inner` and fails on samples for which `is_sick(request)` is true, from tree level `from_level` on.
 
     With `value`, it returns this value in place of logits; otherwise it raises `error` in the method `raises_in`.

@@ -15,15 +15,15 @@ CORE = ("/raylet/raylet", "/gcs/gcs_server")
 
 def rays_running(processes: Path = Path("/proc")) -> dict[int, str]:
     """The core processes of every Ray on this machine, by their ids, with what was started."""
-    found = {}
+    sessions = {}
     for folder in processes.glob("[0-9]*"):
         try:
             started = (folder / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
         except OSError:
             continue  # it has ended
         if started.endswith(CORE):
-            found[int(folder.name)] = started
-    return found
+            sessions[int(folder.name)] = started
+    return sessions
 
 
 def refusal(foreign: Iterable[int]) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from decoding.drafters import EagleDrafter, LookupDrafter, ModelDrafter
 from tests.conformance import heads, planted, test_catch_up
+from tests.conformance.catch_up import LONG, check_chains, late_engine
 from tests.conformance.planted import Patch
-from tests.conformance.resting import LONG, check_chains, late_engine
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def the_batch_catches_up_only_as_far_as_its_youngest_row(patch: Patch) -> None:
     class Least(list[int]):
         """Applies to every slot the state of the one that missed least."""
 
-        def __getitem__(self, place: Any) -> Any:
+        def __getitem__(self, index: Any) -> Any:
             return min((value for value in self if value), default=0)
 
     opened = ModelDrafter.open
@@ -63,7 +63,7 @@ def a_row_without_missed_pairs_loses_its_root(patch: Patch) -> None:
     patch.setattr(EagleDrafter, "_encode", careless)
 
 
-def a_look_up_does_not_follow_while_it_rests(patch: Patch) -> None:
+def lookup_skips_tokens_of_steps_without_drafts(patch: Patch) -> None:
     def undo(self: Any, verification: Any, result: Any) -> None:
         self._length[verification.slots.index] -= 1
 
@@ -80,7 +80,10 @@ FAULTS: list[planted.Fault] = [
     (a_missed_token_is_forgotten, lambda: check_chains(LONG)),
     (the_batch_catches_up_only_as_far_as_its_youngest_row, lambda: check_chains(LONG)),
     (a_row_without_missed_pairs_loses_its_root, heads_drafts),
-    (a_look_up_does_not_follow_while_it_rests, test_catch_up.test_a_look_up_knows_the_text_whatever_was_off),
+    (
+        lookup_skips_tokens_of_steps_without_drafts,
+        test_catch_up.test_lookup_tracks_the_text_through_steps_without_drafts,
+    ),
 ]
 
 

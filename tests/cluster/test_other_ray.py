@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.alone import rays_running, refusal
+from tests.cluster.other_ray import rays_running, refusal
 
 
 def test_only_the_core_processes_of_a_ray_are_seen(tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ def image_job(tmp_path: Path, names: list[str], rows_per_file: int = 3, **sectio
 
 def members(count: int) -> list[tuple[str, bytes]]:
     """Samples of a tar, each with an image and a JSON member."""
-    found: list[tuple[str, bytes]] = []
+    entries: list[tuple[str, bytes]] = []
     for number in range(count):
-        found += [(f"d/{number:03d}.png", encode((number, 1, 2))), (f"d/{number:03d}.json", b'{"n": %d}' % number)]
-    return found
+        entries += [(f"d/{number:03d}.png", encode((number, 1, 2))), (f"d/{number:03d}.json", b'{"n": %d}' % number)]
+    return entries
 
 
 def tar_job(
@@ -75,8 +75,8 @@ def export(output: Path | str, *sections: dict[str, Any]) -> list[ExportReport]:
 
 def files_below(folder: Path) -> dict[str, bytes]:
     """Content of all files that a listing shows, by path."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def records(output: Path, name: str) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def records(output: Path, name: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def interrupted(place: int, act: Callable[[], Any]) -> Iterator[None]:
+def interrupted(index: int, act: Callable[[], Any]) -> Iterator[None]:
     """Call `act` at the n-th passage, counted before and after every change of a file."""
     seen = 0
     true = {name: getattr(os, name) for name in CHANGES}
@@ -93,7 +93,7 @@ def interrupted(place: int, act: Callable[[], Any]) -> Iterator[None]:
     def passage() -> None:
         nonlocal seen
         seen += 1
-        if seen == place:
+        if seen == index:
             act()
 
     def watched(name: str) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def interrupted(place: int, act: Callable[[], Any]) -> Iterator[None]:
             setattr(os, name, function)
 
 
-def killed(action: Callable[[], Any], place: int) -> bool:
+def killed(action: Callable[[], Any], index: int) -> bool:
     """Run an action in a process that is killed at its n-th passage; return whether it was killed before its end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which hold nothing here
@@ -122,7 +122,7 @@ def killed(action: Callable[[], Any], place: int) -> bool:
     if child == 0:
         code = 1
         try:
-            with interrupted(place, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            with interrupted(index, lambda: os.kill(os.getpid(), signal.SIGKILL)):
                 action()
             code = 0
         finally:

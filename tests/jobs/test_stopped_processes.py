@@ -29,7 +29,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.chaos import fleet
-from tests.jobs.test_frozen import NUM_ROWS, SILENCE_S
+from tests.jobs.test_stopped_processes import NUM_ROWS, SILENCE_S
 
 folder = Path(sys.argv[1])
 config = fleet.config_in(folder, NUM_ROWS)
@@ -61,19 +61,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             [sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, env=environment, stdout=terminal, stderr=terminal
         )
     try:
-        stopped = found(driver, folder, lambda: deaths.num_saved(folder) and one(driver, deaths.VICTIMS["actor"]))
+        stopped = wait_for(
+            driver, folder, lambda: deaths.num_saved(folder) and ray_process(driver, deaths.VICTIMS["actor"])
+        )
         os.kill(driver.pid, signal.SIGSTOP)
-        found(driver, folder, lambda: "T" in state_of(driver.pid))
+        wait_for(driver, folder, lambda: "T" in state_of(driver.pid))
         os.kill(driver.pid, signal.SIGCONT)
         os.kill(stopped, signal.SIGSTOP)
         without_guard = unguarded(driver)
         admitted = folder / "admitted"
         num_admitted = admitted.stat().st_size
-        found(driver, folder, lambda: not Path(f"/proc/{stopped}").exists())
-        found(driver, folder, lambda: admitted.stat().st_size > num_admitted)
-        killed = found(driver, folder, lambda: one(driver, deaths.VICTIMS["actor"]))
+        wait_for(driver, folder, lambda: not Path(f"/proc/{stopped}").exists())
+        wait_for(driver, folder, lambda: admitted.stat().st_size > num_admitted)
+        killed = wait_for(driver, folder, lambda: ray_process(driver, deaths.VICTIMS["actor"]))
         os.kill(killed, signal.SIGKILL)
-        stats = one(driver, lambda pid, result: "_StatsActor" in result)
+        stats = ray_process(driver, lambda pid, result: "_StatsActor" in result)
         if stats:
             os.kill(stats, signal.SIGKILL)
         status = driver.wait(PATIENCE_S)
@@ -85,26 +87,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(folder, status, (folder / "terminal").read_text(), stopped, killed, without_guard)
 
 
-def one(driver: subprocess.Popen[bytes], is_it: Callable[[int, str], bool]) -> int:
+def ray_process(driver: subprocess.Popen[bytes], is_it: Callable[[int, str], bool]) -> int:
     """A process of Ray below the driver; 0 where there is none."""
     return next((pid for pid, result in deaths.children_of(driver.pid).items() if is_it(pid, result)), 0)
 
 
 def unguarded(driver: subprocess.Popen[bytes]) -> list[str]:
     """Workers of Ray that do something, actors and tasks alike, and that nothing guards."""
-    found = deaths.children_of(driver.pid)
+    processes = deaths.children_of(driver.pid)
     others = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-    workers = [pid for pid, result in found.items() if result.startswith("ray::") and not result.startswith(others)]
+    workers = [pid for pid, result in processes.items() if result.startswith("ray::") and not result.startswith(others)]
     bare = [pid for pid in workers if not any(" -I -S -c" in result for result in deaths.children_of(pid).values())]
     later = deaths.children_of(driver.pid)  # a task may have ended meanwhile
-    return [found[pid] for pid in bare if later.get(pid) == found[pid]]
+    return [processes[pid] for pid in bare if later.get(pid) == processes[pid]]
 
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def found(driver: subprocess.Popen[bytes], folder: Path, look: Callable[[], int | bool]) -> int:
+def wait_for(driver: subprocess.Popen[bytes], folder: Path, look: Callable[[], int | bool]) -> int:
     """What `look` finds, as soon as it finds something while the driver runs."""
     result = until(lambda: driver.poll() is not None or look(), (folder / "terminal").read_text)
     assert driver.poll() is None, (folder / "terminal").read_text()[-3000:]
@@ -114,9 +116,9 @@ def found(driver: subprocess.Popen[bytes], folder: Path, look: Callable[[], int 
 def test_every_id_is_made_exactly_once(run: Run) -> None:
     assert run.status == 0, run.terminal[-3000:]
     rows = pyarrow.dataset.dataset(sorted((run.folder / "out/data").glob("*.parquet"))).to_table(["sample_id"])
-    found = Counter(rows.column("sample_id").to_pylist())
-    assert len(found) == NUM_ROWS
-    assert set(found.values()) == {1}
+    counts = Counter(rows.column("sample_id").to_pylist())
+    assert len(counts) == NUM_ROWS
+    assert set(counts.values()) == {1}
     assert not list((run.folder / "out/errors").glob("*.parquet"))
 
 
@@ -136,14 +138,14 @@ def test_the_terminal_has_one_line_for_each_death_and_no_stack_trace(run: Run) -
     assert all(line.endswith(f"(log: {path})") for line in own)
 
 
-def test_the_log_has_what_the_terminal_leaves_out(run: Run) -> None:
+def test_the_log_has_the_details_that_the_terminal_omits(run: Run) -> None:
     log = (run.folder / "out/_job/logs/attempt-000001.log").read_text()
     for pid in (run.stopped, run.killed):
         assert re.search(rf"Worker PID: {pid}\b", log)
     assert json.loads((run.folder / "out/_job/summary.json").read_text())
 
 
-def test_the_limit_has_a_lower_edge() -> None:
+def test_max_silence_s_has_a_lower_bound() -> None:
     """The limit is a field of the job with a lower edge."""
     from pydantic import ValidationError
 

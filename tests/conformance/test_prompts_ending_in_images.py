@@ -66,10 +66,13 @@ def test_greedy_rows_equal_generate(family: str, tree: str, drafter: str, slots:
     made = engine(family, tree, drafter, slots)
     wanted = requests(family)
     done = checks.run(made, wanted)
-    assert all(done[one.sample_id].token_ids == checks.generated(family, one, made.target.eos_ids) for one in wanted), [
-        one.sample_id
-        for one in wanted
-        if done[one.sample_id].token_ids != checks.generated(family, one, made.target.eos_ids)
+    assert all(
+        done[request.sample_id].token_ids == checks.generated(family, request, made.target.eos_ids)
+        for request in wanted
+    ), [
+        request.sample_id
+        for request in wanted
+        if done[request.sample_id].token_ids != checks.generated(family, request, made.target.eos_ids)
     ]
 
 
@@ -78,21 +81,29 @@ def test_sampled_rows_equal_the_reference(family: str) -> None:
     made = engine(family, "ragged", "perturbed", 4)
     wanted = requests(family, SAMPLED)
     done = checks.run(made, wanted)
-    for one in wanted:
-        assert done[one.sample_id].token_ids == checks.referenced(family, one, made.target.eos_ids), one.sample_id
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.referenced(family, request, made.target.eos_ids), (
+            request.sample_id
+        )
     # A drafter with wrong positions would have a lower acceptance than on other prompts.
-    ends = [done[one.sample_id].telemetry.mean_acceptance_length for one in wanted if one.sample_id.startswith("end")]
+    ends = [
+        done[request.sample_id].telemetry.mean_acceptance_length
+        for request in wanted
+        if request.sample_id.startswith("end")
+    ]
     assert sum(ends) / len(ends) > 1.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_reference_equals_generate(family: str) -> None:
-    for one in requests(family):
-        assert checks.referenced(family, one, frozenset()) == checks.generated(family, one, frozenset()), one.sample_id
+    for request in requests(family):
+        assert checks.referenced(family, request, frozenset()) == checks.generated(family, request, frozenset()), (
+            request.sample_id
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_target_as_its_own_drafter_is_never_refused(family: str) -> None:
+def test_drafts_of_the_target_itself_are_never_rejected(family: str) -> None:
     for completion in checks.run(engine(family, "chain", "right", 5), requests(family)).values():
         telemetry = completion.telemetry
         assert telemetry.ended_inside_path or telemetry.num_accepted_draft_tokens == telemetry.num_draft_tokens, (
@@ -115,8 +126,10 @@ def test_shared_prompts_and_stems_keep_each_rows_axes(family: str) -> None:
     made, wanted = engine(family, "ragged", "perturbed", 6), kin(family)
     with small_savings():
         done = checks.run(made, wanted)
-    for one in wanted:
-        assert done[one.sample_id].token_ids == checks.generated(family, one, made.target.eos_ids), one.sample_id
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.generated(family, request, made.target.eos_ids), (
+            request.sample_id
+        )
     # Features that layers add are never behind a stem.
     assert (sharing.check_states(family, wanted) > 0) == (family == "qwen2_5_vl")
 
@@ -124,8 +137,8 @@ def test_shared_prompts_and_stems_keep_each_rows_axes(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_appended_to_a_prompt_has_the_positions_of_decoding(family: str) -> None:
     target = toys.target(family)
-    (one,) = [request for request in requests(family) if request.sample_id == "end-2"]
-    prompt = target.encode(one.prompt, one.images, one.videos)
+    (ending,) = [request for request in requests(family) if request.sample_id == "end-2"]
+    prompt = target.encode(ending.prompt, ending.images, ending.videos)
     assert prompt.visual[-1]
     assert prompt.axis_offsets is not None
     assert not torch.equal(prompt.axis_offsets, torch.zeros(3, dtype=torch.long))
@@ -143,9 +156,9 @@ def axes_stay_in_their_place(patch: pytest.MonkeyPatch) -> None:
 
     swap = LaneModel._swap
 
-    def without_axes(self: LaneModel, one: int, other: int) -> None:
+    def without_axes(self: LaneModel, slot: int, other: int) -> None:
         axes, self.axes = self.axes, None
-        swap(self, one, other)
+        swap(self, slot, other)
         self.axes = axes
 
     patch.setattr(LaneModel, "_swap", without_axes)
@@ -165,6 +178,8 @@ def test_recorded_steps_keep_each_rows_axes() -> None:
     run = captured(made)
     wanted = requests("qwen2_5_vl")
     done = checks.run(Engine(made, Method(NoDrafter(), Chain(1), Exact()), 4, 128), wanted)
-    for one in wanted:
-        assert done[one.sample_id].token_ids == checks.generated("qwen2_5_vl", one, made.eos_ids), one.sample_id
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.generated("qwen2_5_vl", request, made.eos_ids), (
+            request.sample_id
+        )
     assert isinstance(run, CapturedDecoder)

@@ -29,7 +29,16 @@ from pipeline.output.recorded_job import read_job
 from pipeline.storage.folders import FolderId
 from pipeline.storage.tree import Tree
 from tests.pipeline.attempts import run as run_job
-from tests.pipeline.exports.made import export, files_below, image_job, images, members, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import (
+    export,
+    files_below,
+    image_job,
+    images,
+    members,
+    records,
+    some_tars,
+    tar_job,
+)
 from tests.pipeline.formats.shards import tar_bytes
 
 NAMES = ["a.png", "b.png", "s/c.png", "s/d.png"]
@@ -225,13 +234,13 @@ def test_a_damaged_identity_is_named(tmp_path: Path) -> None:
 
 
 def test_folders_are_recognised_by_path_and_by_inode() -> None:
-    one = FolderId("/data/in", 7, 1, "h")
-    assert one.is_same(FolderId("/data/in", 8, 2, "h")), "a network file system was mounted again"
-    assert one.is_same(FolderId("/data/moved", 7, 1, "h")), "it was moved"
-    assert one.is_same(FolderId("/mnt/in", 7, 99, "other")), "another host mounts it elsewhere"
-    assert not one.is_same(FolderId("/data/elsewhere", 8, 1, "h"))
-    assert not one.is_same(FolderId("/mnt/in", 7, 2, "h")), "another device of this host"
-    assert FolderId.parse(one.to_json()) == one
+    folder = FolderId("/data/in", 7, 1, "h")
+    assert folder.is_same(FolderId("/data/in", 8, 2, "h")), "a network file system was mounted again"
+    assert folder.is_same(FolderId("/data/moved", 7, 1, "h")), "it was moved"
+    assert folder.is_same(FolderId("/mnt/in", 7, 99, "other")), "another host mounts it elsewhere"
+    assert not folder.is_same(FolderId("/data/elsewhere", 8, 1, "h"))
+    assert not folder.is_same(FolderId("/mnt/in", 7, 2, "h")), "another device of this host"
+    assert FolderId.parse(folder.to_json()) == folder
     assert FolderId.of("/no/such/folder") is None
 
 
@@ -241,8 +250,11 @@ def test_a_tree_keeps_its_folder_when_it_is_sent(tmp_path: Path) -> None:
     tree.create("a", b"a")
     sent = pickle.dumps(tree)
     other = replaced(tmp_path / "root", by_copy=False)
-    for one in (tree, pickle.loads(sent)):
-        for act in (lambda one=one: one.create("b", b"b"), lambda one=one: one.replace("a", b"b")):
+    for tree_copy in (tree, pickle.loads(sent)):
+        for act in (
+            lambda target=tree_copy: target.create("b", b"b"),
+            lambda target=tree_copy: target.replace("a", b"b"),
+        ):
             with pytest.raises(OSError, match="was replaced"):
                 act()
     assert list(other.iterdir()) == []
@@ -254,19 +266,19 @@ def test_a_lance_dataset_that_was_replaced_gets_no_column(tmp_path: Path, is_lin
     image_job(tmp_path, ["a.png"])
     for name in ("rows.lance", "other.lance"):
         lance.write_dataset(pa.table({"id": ["1", "2"]}), str(tmp_path / name))
-    found = read_job(str(tmp_path / "out"), "--from")
-    source = found.config.source.model_copy(update={"id_column": "id"})
+    recorded = read_job(str(tmp_path / "out"), "--from")
+    source = recorded.config.source.model_copy(update={"id_column": "id"})
     from dataclasses import replace
 
-    found = replace(found, config=found.config.model_copy(update={"source": source}))
+    recorded = replace(recorded, config=recorded.config.model_copy(update={"source": source}))
     section = {"kind": "lance", "path": str(tmp_path / "rows.lance")}
     exports = validate(ExportJobConfig, {"exports": [section]}, "test").exports
-    run_exports(found, exports, JobSectionConfig(progress=False))
+    run_exports(recorded, exports, JobSectionConfig(progress=False))
     (tmp_path / "rows.lance").rename(tmp_path / "moved.lance")
     if is_link:
         (tmp_path / "rows.lance").symlink_to(tmp_path / "other.lance")
         with pytest.raises(ConfigError, match=r"^exports\.0\.path: .*rows\.lance was replaced by another folder"):
-            run_exports(found, exports, JobSectionConfig(progress=False))
+            run_exports(recorded, exports, JobSectionConfig(progress=False))
     assert lance.dataset(str(tmp_path / "other.lance")).schema.names == ["id"]
 
 
@@ -276,8 +288,8 @@ def test_a_lance_dataset_that_was_replaced_gets_no_column(tmp_path: Path, is_lin
 def changed_text(path: Path) -> None:
     """Other texts in a whole file: only its digest shows it."""
     table = pq.read_table(path)
-    place = table.schema.get_field_index("generated_text")
-    other = table.set_column(place, table.schema.field(place), [["other"] * table.num_rows])
+    column = table.schema.get_field_index("generated_text")
+    other = table.set_column(column, table.schema.field(column), [["other"] * table.num_rows])
     pq.write_table(other.replace_schema_metadata(table.schema.metadata), path)
 
 
@@ -321,8 +333,8 @@ def test_a_damaged_compressed_archive_is_copied_up_to_its_damage(compression: st
         "zstd": lambda data: pa.compress(data, "zstd", asbytes=True),
     }
     data = bytearray(compress[compression](plain))
-    for place in range(len(data) // 2, len(data) // 2 + 400):
-        data[place] ^= 0xFF
+    for index in range(len(data) // 2, len(data) // 2 + 400):
+        data[index] ^= 0xFF
     sink = io.BytesIO()
     archives.copy_with(io.BytesIO(bytes(data)), sink, dict.fromkeys(range(40), b"text"), "txt", False)
     sink.seek(0)

@@ -40,20 +40,20 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def overrides_of(name: str, sources: dict[str, Path], output: Path, *more: str) -> tuple[Path, list[str]]:
     path, own = preset(name)
     kind = "video" if path.stem == "zoo_videos" else "caption"
-    places = [f"source.path={sources[path.stem]}", f"sink.path={output}", "job.progress=false", "pool.slots=8"]
+    overrides = [f"source.path={sources[path.stem]}", f"sink.path={output}", "job.progress=false", "pool.slots=8"]
     models = [f"model.target.path={ZOO}/{kind}_target", f"model.drafter.path={ZOO}/{kind}_drafter"]
-    return path, [*own, *places, *models, "sampling.max_new_tokens=12", *more]
+    return path, [*own, *overrides, *models, "sampling.max_new_tokens=12", *more]
 
 
 def rows_of(output: Path) -> dict[str, dict[str, Any]]:
     """All rows by id, without times and other values that depend on the batch, whose size also changes the last digits
     of a mean log-probability."""
-    found = [row for path in sorted(output.glob("*/*.parquet")) for row in pq.read_table(path).to_pylist()]
-    for row in found:
+    rows = [row for path in sorted(output.glob("*/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    for row in rows:
         row["telemetry"] = {name: row["telemetry"][name] for name in TELEMETRY}
         row["mean_logprob"] = round(row["mean_logprob"], 4)
-    assert len({row["sample_id"] for row in found}) == len(found)
-    return {row["sample_id"]: row for row in found}
+    assert len({row["sample_id"] for row in rows}) == len(rows)
+    return {row["sample_id"]: row for row in rows}
 
 
 @pytest.mark.parametrize(
@@ -66,24 +66,24 @@ def rows_of(output: Path) -> dict[str, dict[str, Any]]:
         ("zoo_video_sd", ("source.video.clip_s=1.5",), 8, False),
     ],
 )
-def test_rows_are_equal_wherever_the_processor_runs(
+def test_rows_are_equal_with_the_processor_in_tasks_and_in_actors(
     name: str, more: tuple[str, ...], num_rows: int, keeps_pixels: bool, sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = {}
-    for place in ("actor", "tasks"):
-        output = tmp_path / place
-        path, overrides = overrides_of(name, sources, output, *more, f"pool.processor={place}")
+    rows_by_processor = {}
+    for processor in ("actor", "tasks"):
+        output = tmp_path / processor
+        path, overrides = overrides_of(name, sources, output, *more, f"pool.processor={processor}")
         plan = make_plan(load_job(CaptionJobConfig, path, overrides))
-        assert (plan.processing is not None) == (place == "tasks")
+        assert (plan.processing is not None) == (processor == "tasks")
         if plan.processing is not None:
             assert plan.processing.keeps_pixels == keeps_pixels
         caption.run(plan)
-        found[place] = rows_of(output)
-    assert len(found["tasks"]) == num_rows
-    assert sum(not row["error_type"] for row in found["tasks"].values()) >= num_rows - 1
-    assert found["tasks"].keys() == found["actor"].keys()
-    for sample_id, row in found["actor"].items():
-        assert found["tasks"][sample_id] == row
+        rows_by_processor[processor] = rows_of(output)
+    assert len(rows_by_processor["tasks"]) == num_rows
+    assert sum(not row["error_type"] for row in rows_by_processor["tasks"].values()) >= num_rows - 1
+    assert rows_by_processor["tasks"].keys() == rows_by_processor["actor"].keys()
+    for sample_id, row in rows_by_processor["actor"].items():
+        assert rows_by_processor["tasks"][sample_id] == row
 
 
 def test_the_actor_runs_no_processor_if_tasks_did(
@@ -111,11 +111,16 @@ def test_the_actor_runs_no_processor_if_tasks_did(
         assert row.prompt is not None
         requests.append(Request(str(index), row.prompt, row.images, videos=row.videos, inputs=row.inputs))
     done = list(loaded.engine(4).run(requests))
-    assert all(one.error is None and not one.telemetry.degraded and one.num_visual_tokens for one in done)
+    assert all(
+        completion.error is None and not completion.telemetry.degraded and completion.num_visual_tokens
+        for completion in done
+    )
     assert isinstance(loaded.target, Target)
 
 
-def test_tasks_are_refused_where_pixels_and_clips_travel_together(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_processing_in_tasks_is_refused_for_drafters_that_need_pixels_of_clips(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
     path, overrides = overrides_of(
         "zoo_sd_chain_caption", sources, tmp_path / "out", "pool.processor=tasks", "source.video.clip_s=2"
     )
@@ -141,7 +146,7 @@ def test_auto_is_tasks_for_actors_on_gpus(
     assert (plan.processing is not None) == in_tasks
 
 
-def test_outputs_of_processors_keep_their_share(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_outputs_of_processors_stay_within_their_share_of_memory(sources: dict[str, Path], tmp_path: Path) -> None:
     """Sizes are estimated before decoding, and contain every picture of other sizes."""
     path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", "pool.processor=tasks")
     plan = make_plan(load_job(CaptionJobConfig, path, overrides))
