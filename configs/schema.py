@@ -229,6 +229,8 @@ class CaptionSinkConfig(SinkConfig):
 
 
 CIRCUMSTANCES = ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes")
+ROW_RULES = ("integral_ids", "text_only_rows", "final_answers", "companions")
+"""Keys of `source` that older outputs do not have; those that change more than error rows are in `source.content()`."""
 VIDEO_CIRCUMSTANCES = ("worker_max_videos", "worker_max_bytes")
 """Keys of `source` and `source.video` that do not affect the output."""
 SHOTS = ("split", "shot_threshold", "min_shot_s", "max_shot_s", "max_shots")
@@ -241,6 +243,7 @@ class DatasetJobConfig(Section):
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns",)
     if TYPE_CHECKING:  # each job declares its sections, in its order
+        source: SourceConfig
         method: MethodConfig
         model: Any
         job: Any
@@ -277,11 +280,14 @@ class DatasetJobConfig(Section):
         data["job"] = {"seed": self.job.seed}
         data["sink"] = {name: data["sink"][name] for name in self._sink_content}
         data["method"] = self.method.content()
-        for name in CIRCUMSTANCES:
+        for name in (*CIRCUMSTANCES, *ROW_RULES):
             del data["source"][name]
         for name, value in BEFORE.items():
             if not self.reads_images or data["source"][name] == value:
                 del data["source"][name]
+        data["source"] |= self.source.content()
+        if data["source"]["delimiter"] == "auto":
+            data["source"]["delimiter"] = None  # differs for files only that could not be read before
         video = data["source"]["video"]
         for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
             del video[name]

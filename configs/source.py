@@ -101,7 +101,8 @@ class SourceColumnsConfig(Section):
     """Columns of the source that contain images or videos."""
 
     image: str | None = None
-    """Parquet: encoded bytes, URIs, `struct<bytes, path>`, or lists of them; JSONL: URIs or lists; CSV: URIs."""
+    """Parquet: encoded bytes, URIs, `struct<bytes, path>`, or lists of them; JSONL: URIs or lists; CSV: URIs; in tars,
+    the extensions of the members that are images, such as `jpg` or `jpg;png`."""
     video: str | None = None
     """The same formats for videos; a row may have images and videos."""
 
@@ -151,8 +152,21 @@ class SourceConfig(Section):
     check_ids: bool = True
     """Read all ids before the job starts, so that rows with repeated ids become error rows; ids in tars are checked at
     the end."""
-    delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
-    """CSV only: the field separator; by default a tab in `.tsv` files and a comma in others."""
+    integral_ids: bool = True
+    """Whether ids such as `1.0`, as pandas writes integers beside a gap, are the integers `1`; `false` keeps the text
+    of CSV and tars."""
+    text_only_rows: Literal["auto", "always", "error"] = "auto"
+    """Rows without an image and video: `auto` asks them as text if their column has an empty list, or their
+    conversation (`columns.messages`) has no place for one; `always`: also if it is null or blank; `error`: never."""
+    final_answers: Literal["drop", "error"] = "drop"
+    """Conversations that end with the assistant's turn, as rows for training do: `drop` leaves that turn out, so that
+    the model answers; `error`: error rows."""
+    companions: Literal["skip", "show"] = "skip"
+    """Tars only: `skip` leaves out images that have a name of their own (`1.seg.png`, `1.depth.png`) beside one that
+    has none (`1.jpg`); numbers are no names. `show`: all images of a sample. `columns.image` chooses members."""
+    delimiter: Literal["auto"] | Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = "auto"
+    """CSV only: the field separator; `auto` is a tab in `.tsv` files and a comma in others, or the one of `,`, `;`, tab
+    and `|` that fits the first records if that one does not, or that of a line `sep=`; `null` follows the suffix."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
     """Maximum rows of one read task; a Parquet row group of small rows is not split up to 64 times this number."""
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
@@ -184,6 +198,13 @@ class SourceConfig(Section):
     def paths(self) -> tuple[str, ...]:
         """`path` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
+
+    def content(self) -> dict[str, Any]:
+        """Return the newer keys that affect this source and are not at the value that older outputs were read with."""
+        has_rows = self.kind in ("csv", "hf", "webdataset") or is_external(self.kind)
+        affects = {"integral_ids": self.id_column is not None and has_rows, "companions": self.kind == "webdataset"}
+        older = {"integral_ids": False, "companions": "show"}
+        return {name: getattr(self, name) for name in older if affects[name] and getattr(self, name) != older[name]}
 
     @property
     def max_row_bytes(self) -> int:

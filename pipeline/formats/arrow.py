@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.formats.arrow_messages import Message, read_messages
 from pipeline.formats.kind import Chunk, FilePiece, Index, Needs, ReadSpec, SourceKind, Survey, survey_of
 from pipeline.formats.limits import MAX_BLOCK_BYTES, max_block, max_expanded, max_rows
-from pipeline.formats.tables import DistinctSchemas, chunks_of, needed_columns
+from pipeline.formats.tables import DistinctSchemas, chunks_of, columns_to_read
 from pipeline.storage import access
 
 FILE_MAGIC = b"ARROW1"
@@ -142,10 +142,9 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    names = needed_columns(spec)
     position = 0
     with open_arrow(filesystem, access.join(spec.root, piece.path)) as file:
-        present = [name for name in names if name in file.schema.names]
+        present = columns_to_read(spec, file.schema.names)
         for batch in file.batches():
             end = position + batch.num_rows
             low, high = max(piece.start, position), end if piece.stop is None else min(piece.stop, end)

@@ -125,14 +125,15 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
         if column is None:
             continue
         kind = unpacked(schema.field(column).type)
-        if not is_media(kind.value_type if is_list(kind) else kind):
+        part = kind.value_type if is_list(kind) else kind
+        if not (is_media(part) or (pt.is_integer(part.value_type if is_list(part) else part) and is_list(kind))):
             raise ConfigError(
                 f"source.columns.{what}: {column!r} in {where} is {kind}; {what}s are bytes, URIs, "
                 "struct<bytes, path>, or lists of those"
             )
     if source.id_column is not None:
         kind = plain(schema.field(source.id_column).type)
-        if not (is_text(kind) or pt.is_integer(kind)):
+        if not (is_text(kind) or pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)):
             raise ConfigError(f"source.id_column: {source.id_column!r} in {where} is {kind}; ids are text or integers")
     for name, dotted in needs.fields.items():
         if is_bytes(plain(schema.field(name).type)):

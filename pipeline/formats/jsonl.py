@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.formats.kind import Needs, ReadSpec
 from pipeline.formats.lines import LineFormat, Record, open_bytes, split_lines
+from pipeline.formats.nested import found_in, holders
 from pipeline.formats.records import Row
 from pipeline.formats.tables import needed_columns
 from pipeline.rows.schemas import RowError
@@ -33,19 +34,20 @@ class Jsonl(LineFormat):
     def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         """Raise ConfigError if a needed column is in no peeked row of the first file with readable rows."""
         for path in map(str, files["path"]) if needs.columns() else ():
-            if names := self._peek(filesystem, access.join(root, path)):
+            if names := self._peek(filesystem, access.join(root, path), needs.columns()):
                 needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 return
 
-    def _peek(self, filesystem: Any, path: str) -> set[str]:
-        """Return the columns of the first `NUM_PEEKED_ROWS` rows; empty if no row is an object."""
+    def _peek(self, filesystem: Any, path: str, needed: Collection[str]) -> set[str]:
+        """Return the columns of the first `NUM_PEEKED_ROWS` rows, and those of the needed ones that are inside of them;
+        empty if no row is an object."""
         names: set[str] = set()
         with suppress(Exception), open_bytes(filesystem, path) as stream:  # the read task reports the error
             records = (record for record in split_lines(stream, self.max_bytes) if not record.is_blank)
             num_bytes = 0
             for record in islice(records, NUM_PEEKED_ROWS):
                 with suppress(RowError):
-                    names |= set(self.parse(record))
+                    names |= found_in(self.parse(record), needed)
                 num_bytes += record.num_bytes
                 if num_bytes > MAX_PEEKED_BYTES:
                     break
@@ -67,7 +69,7 @@ class Jsonl(LineFormat):
 
         def parse(record: Record) -> Row:
             value = self.parse(record)
-            return {name: value[name] for name in names if name in value}
+            return {name: value[name] for name in holders(names, value)}
 
         return parse
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -109,6 +112,13 @@ class ReadSpec:
     keep: pa.Schema
     with_images: bool = True
     """Whether images and videos are read; if not, a sample without media is no error."""
+    has_conversations: bool = False
+    """Whether the job's prompts are conversations in the rows, which have places for media."""
+
+    def may_lack(self, cell: Any) -> bool:
+        """Return whether a row is asked as text if its columns of images and videos have this value and no medium."""
+        rule = self.source.text_only_rows
+        return rule == "always" or (rule == "auto" and (self.has_conversations or cell == []))
 
     @property
     def needs_text(self) -> bool:
@@ -310,8 +320,25 @@ def byte_of(error: Exception) -> int | None:
     return getattr(error, _BYTE, None)
 
 
-def resolve_id(value: Any, column: str) -> str:
-    """Convert the id column's value to a string; RowError `missing_id` for null and the empty string."""
+MAX_INTEGRAL = 2**53
+"""Floats below this number are integers exactly."""
+_INTEGRAL = re.compile(r"[+-]?\d{1,15}\.0+")
+
+
+def resolve_id(value: Any, column: str, source: SourceConfig | None = None) -> str:
+    """Convert the id column's value to a string, and numbers without a fraction to integers; with `source`, text and
+    floats follow `source.integral_ids`. RowError `missing_id` for null and the empty string, `invalid_value` for other
+    floats and decimals, and for lists and objects."""
     if value is None or value == "":
         raise RowError("missing_id", f"the id column {column!r} has no value in this row")
+    as_integer = source is None or source.integral_ids
+    if isinstance(value, str):
+        return str(int(value.partition(".")[0])) if source and as_integer and _INTEGRAL.fullmatch(value) else value
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return str(int(value))
+    if isinstance(value, float) and as_integer and value.is_integer() and abs(value) < MAX_INTEGRAL:
+        return str(int(value))
+    if isinstance(value, bool | float | Decimal | list | dict):
+        message = f"the id column {column!r} holds {reprlib.repr(value)[:100]}; ids are text or integers"
+        raise RowError("invalid_value", message)
     return str(value)

@@ -11,9 +11,9 @@ from configs.load import ConfigError
 from pipeline.formats.arrow import check_batch
 from pipeline.formats.kind import Chunk, FilePiece, Index, Needs, ReadSpec, Sample, SourceKind, Survey, survey_of
 from pipeline.formats.limits import max_rows
-from pipeline.formats.tables import DistinctSchemas, chunks_of, needed_columns
+from pipeline.formats.tables import DistinctSchemas, chunks_of, columns_to_read
 from pipeline.storage import access
-from pipeline.storage.listing import Listed, is_folder
+from pipeline.storage.listing import Listed, hidden_reason, is_folder
 from pipeline.storage.retries import retried
 
 SUFFIX = ".lance"
@@ -53,7 +53,7 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
             raise FileNotFoundError(2, "it does not exist", root)
         entries = retried(lambda: filesystem.ls(root, detail=False))
         folder_names = (str(entry).rstrip("/").rpartition("/")[2] for entry in entries)
-        names = sorted(name for name in folder_names if name.endswith(SUFFIX) and not name.startswith((".", "_")))
+        names = sorted(name for name in folder_names if name.endswith(SUFFIX) and not hidden_reason(name))
 
     def iterate() -> Iterator[Listed]:
         for name in names:
@@ -93,7 +93,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     if num_rows > max_rows(piece.size_bytes):
         raise ValueError(f"the dataset promises {num_rows} rows in {piece.size_bytes} bytes")
     stop = num_rows if piece.stop is None else piece.stop
-    names = [name for name in needed_columns(spec) if name in dataset.schema.names]
+    names = columns_to_read(spec, dataset.schema.names)
     if not names:
         yield Chunk([Sample(index) for index in range(piece.start, stop)], [])
         return

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.source import SourceConfig
+from pipeline.formats.encodings import HEAD_BYTES, Begun, LineFeeds, Recoded, encoding_of, has_cr_lines
 from pipeline.formats.kind import (
     RANGES,
     Chunk,
@@ -85,29 +86,65 @@ def codec_of(path: str) -> str | None:
 
 @contextmanager
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
-    """Open a file as a byte stream, decompressed by its suffix, from byte `offset` of the decompressed content."""
+    """Open a file as a byte stream of UTF-8 with line feeds (see `encodings`), decompressed by its suffix, from byte
+    `offset` of this content."""
     codec = codec_of(path)
     with access.open_file(filesystem, path) as file:
         if codec is None:
-            file.seek(offset)
-            yield file
+            head = file.read(HEAD_BYTES)
+            encoding = encoding_of(head)
+            if encoding is None:
+                file.seek(offset)
+                yield LineFeeds(file) if has_cr_lines(head) else file
+                return
+            file.seek(0)
+            with noting_byte(file.tell):
+                yield _skipped(_with_line_feeds(Recoded(file, encoding)), offset)
             return
         max_bytes = max_expanded(access.size_of(file), MAX_EXPANSION * CHUNK_BYTES)
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) as plain:
-            stream = _Limited(plain, max_bytes)
-            while offset:
-                num_skipped = len(stream.read(min(offset, CHUNK_BYTES)))
-                if not num_skipped:
-                    raise ValueError("the file ends before the place where its rows should begin")
-                offset -= num_skipped
+            limited = _Limited(plain, max_bytes)
+            head = read_head(limited)
+            stream, encoding = Begun(head, limited), encoding_of(head)
+            stream = _skipped(_with_line_feeds(stream if encoding is None else Recoded(stream, encoding)), offset)
             with noting_byte(file.tell):
                 yield stream
 
 
+def read_head(stream: Any) -> bytes:
+    """Return the first `HEAD_BYTES` of a stream, or all of a shorter one."""
+    head = b""
+    while len(head) < HEAD_BYTES and (data := stream.read(HEAD_BYTES - len(head))):
+        head += data
+    return head
+
+
+def _with_line_feeds(stream: Any) -> Any:
+    head = read_head(stream)
+    begun = Begun(head, stream)
+    return LineFeeds(begun) if has_cr_lines(head) else begun
+
+
+def _skipped(stream: Any, num_bytes: int) -> Any:
+    """Read and drop the first bytes of a stream; ValueError if it is shorter."""
+    while num_bytes:
+        num_skipped = len(stream.read(min(num_bytes, CHUNK_BYTES)))
+        if not num_skipped:
+            raise ValueError("the file ends before the place where its rows should begin")
+        num_bytes -= num_skipped
+    return stream
+
+
+def is_recoded(filesystem: Any, path: str) -> bool:
+    """Return whether a plain file is of another encoding than UTF-8, so that reading begins at its beginning only."""
+    with access.open_file(filesystem, path) as file:
+        return encoding_of(file.read(4)) is not None
+
+
 def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1, cut: int | None = None) -> Iterator[Record]:
     """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None. A line
-    ends at LF or CR LF. A byte order mark before line 1 is dropped. Blank lines may be joined to one record, but none
-    before byte `cut` of the stream with one behind it."""
+    ends at LF or CR LF. A byte order mark before a line is dropped, as of files that `cat` joined. Blank lines may be
+    joined to one record, but none before byte `cut` of the stream with one behind it."""
     pending: list[bytes] = []
     num_pending = position = 0
 
@@ -117,7 +154,7 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1, cut: int
         data: bytes | None = None
         if num_bytes <= max_bytes + 1:
             data = b"".join([*pending, tail]).removesuffix(b"\r")
-            data = data.removeprefix(BOM) if line == 1 else data
+            data = data.removeprefix(BOM)
             data = data if len(data) <= max_bytes else None
         pending, num_pending = [], 0
         return Record(line, data, num_bytes + end_bytes, 1)
@@ -220,7 +257,11 @@ class LineFormat(ABC):
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
         """Return a function that parses a record of this file to a row; it may raise RowError."""
 
-    def split(self, lines: Iterator[Record], source: SourceConfig, path: str) -> Iterator[Record]:
+    def dialect(self, filesystem: Any, source: SourceConfig, path: str) -> str:
+        """Return how the records of this file are separated, for `split`."""
+        return ""
+
+    def split(self, lines: Iterator[Record], dialect: str) -> Iterator[Record]:
         """Yield the records of these lines; by default, one per line."""
         return lines
 
@@ -248,13 +289,18 @@ class LineFormat(ABC):
             if start == 0:
                 self.check(filesystem, whole_path, needs, path)
             try:
+                if (start or stop is not None) and is_recoded(filesystem, whole_path):
+                    if start:
+                        return Index()  # the first range has all rows
+                    stop = None
                 with open_bytes(filesystem, whole_path, max(0, start - 1)) as stream:
                     if (begin := first_line(stream, start, stop)) is None:
                         return Index()
                     # Lines after the first range are numbered from 2.
                     cut = None if stop is None else stop - begin
                     lines = split_lines(stream, self.max_bytes, 2 if start else 1, cut)
-                    records = beginning_before(self.split(lines, source, path), begin, stop)
+                    dialect = self.dialect(filesystem, source, whole_path)
+                    records = beginning_before(self.split(lines, dialect), begin, stop)
                     limits = source.span_max_rows, source.span_max_bytes, most_rows(path, size_bytes)
                     file_index = index_records(records, *limits)
                     if self.has_header and not start and stop is not None and not any(file_index.rows):
@@ -274,8 +320,8 @@ class LineFormat(ABC):
         path = access.join(spec.root, piece.path)
         parse, max_total = self.parser(filesystem, spec, path), most_rows(path, piece.size_bytes)
         with open_bytes(filesystem, path, piece.entry.offset) as stream:
-            row_index = piece.entry.row
-            for record in self.split(split_lines(stream, self.max_bytes, piece.entry.line), spec.source, path):
+            row_index, dialect = piece.entry.row, self.dialect(filesystem, spec.source, path)
+            for record in self.split(split_lines(stream, self.max_bytes, piece.entry.line), dialect):
                 if record.is_blank:
                     continue
                 if piece.stop is not None and row_index >= piece.stop:

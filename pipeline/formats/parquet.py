@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pipeline.formats import columns
 from pipeline.formats.kind import Chunk, FilePiece, IdRows, ReadSpec, Sample, SourceKind
 from pipeline.formats.limits import MAX_BLOCK_BYTES, MAX_EXPANSION
+from pipeline.formats.nested import holders
 from pipeline.formats.parquet_footers import (
     bytes_behind_chunks,
     check_footer,
@@ -117,7 +118,7 @@ class RowsOfFile:
             self.num_rows: int = metadata.num_rows
             if piece.num_samples is not None and self.num_rows != piece.num_samples:
                 raise ValueError(f"the file has {self.num_rows} rows and had {piece.num_samples} when the job began")
-            self.names = [name for name in names if name in self._schema.names]
+            self.names = holders(names, self._schema.names)
             self._leaves = leaves_of(metadata, self.names)
             self._starts: list[int] = list(accumulate((group.num_rows for group in row_groups_of(metadata)), initial=0))
             self._group = max((index for index, start in enumerate(self._starts) if start <= piece.start), default=0)
@@ -292,4 +293,7 @@ def _put(key: tuple[Any, ...], rows: RowsOfFile) -> None:
         reader.close()
 
 
-KIND = SourceKind("parquet", (".parquet", ".pq"), survey, read, read_ids=read_ids)
+_CODECS = ("gzip", "snappy", "zstd", "brotli", "lz4")
+SUFFIXES = (".parquet", ".pq", *(f".parquet.{codec}" for codec in _CODECS))
+"""Suffixes in folders; pandas' users name files after the codec of their pages."""
+KIND = SourceKind("parquet", SUFFIXES, survey, read, read_ids=read_ids)

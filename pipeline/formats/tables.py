@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache, lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +16,7 @@ import pyarrow.types as pt
 from pipeline.formats import columns
 from pipeline.formats.cells import Cells
 from pipeline.formats.kind import Chunk, IdRows, Needs, ReadSpec, Sample, resolve_id
+from pipeline.formats.nested import expanded, holders, with_nested
 from pipeline.formats.records import add_media, json_of
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
@@ -69,6 +70,7 @@ class KeptTypes:
         for name in partition_values(path):
             if name not in schema.names:
                 schema = schema.append(pa.field(name, pa.string()))
+        schema = with_nested(schema, self._needs.columns())
         self._needs.require(schema.names, path)
         columns.check(schema, self._needs, path)
         for name in self._needs.keep:
@@ -82,6 +84,11 @@ class KeptTypes:
         return pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in self._needs.keep])
 
 
+def columns_to_read(spec: ReadSpec, available: Collection[str]) -> list[str]:
+    """Return the columns of a file that hold the needed ones."""
+    return holders(needed_columns(spec), available)
+
+
 def needed_columns(spec: ReadSpec) -> list[str]:
     return list(Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names)).columns())
 
@@ -89,7 +96,8 @@ def needed_columns(spec: ReadSpec) -> list[str]:
 def chunks_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Iterator[Chunk]:
     """Convert a batch to chunks of a limited size; needed columns are in the batch or are partition columns of `path`.
     A value that is too large becomes its row's error."""
-    cells = Cells(spec, batch, needed_columns(spec))
+    names = needed_columns(spec)
+    cells = Cells(spec, expanded(batch, names), names)
     for low, high in cells.ranges():
         yield _chunk_of(spec, path, cells, first_index, low, high)
 
@@ -114,7 +122,7 @@ def _chunk_of(spec: ReadSpec, path: str, cells: Cells, first_index: int, low: in
         for offset, sample in enumerate(samples):
             if offset not in errors:
                 try:
-                    sample.id_value = resolve_id(_value(values, offset, id_column), id_column)
+                    sample.id_value = resolve_id(_value(values, offset, id_column), id_column)  # typed columns
                 except RowError as error:
                     sample.error = error
     for name in spec.fields:
@@ -141,7 +149,9 @@ def _chunk_of(spec: ReadSpec, path: str, cells: Cells, first_index: int, low: in
         values, errors = column(name)
         if offset in errors:
             raise errors[offset]
-        return values[offset].as_py()
+        cell = values[offset]
+        is_binary = isinstance(cell, pa.ListScalar) and cell.is_valid and pt.is_integer(cell.type.value_type)
+        return cell.values.cast(pa.uint8(), safe=False).to_numpy().tobytes() if is_binary else cell.as_py()
 
     add_media(spec, samples, cell_of)
     return Chunk(samples, keep)
@@ -158,8 +168,9 @@ def lost_chunk(spec: ReadSpec, path: str, rows: range, error: Exception) -> Chun
 def id_rows(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Iterator[tuple[int, IdRows]]:
     """Yield the ids of a batch with the id column, as `chunks_of` makes them, without a sample per row if the column
     has text or integers. Each comes with the index of the row behind its last one."""
-    name = batch.schema.names[0]
-    cells = Cells(spec, batch, [name])
+    name = spec.source.id_column
+    assert name is not None
+    cells = Cells(spec, expanded(batch, [name]), [name])
     for low, high in cells.ranges():
         values, errors = cells.column(name, low, high)
         if errors or not (columns.is_text(values.type) or pt.is_integer(values.type)):

@@ -34,6 +34,8 @@ from pipeline.formats.tar_headers import (
 )
 from pipeline.storage import access
 
+MAX_LINKED = 1_000_000
+"""Maximum number of members that hard links can refer to."""
 SKIP_BYTES = 1024 * 1024
 BUFFER_BYTES = 64 * 1024
 Compression = Literal["", "gzip", "bz2", "xz", "zstd"]
@@ -68,6 +70,10 @@ class _Buffered(io.BufferedReader):
         pass
 
 
+def _plain_name(name: str) -> str:
+    return name.removeprefix("./")
+
+
 class Archive:
     """Iterates over the members of an archive from byte `offset` on; a compressed one may expand to `max_bytes`.
 
@@ -79,6 +85,9 @@ class Archive:
         compression = "" if offset else compression_of(file)
         self.is_plain = not compression
         self.has_global_headers = False
+        self._files: dict[str, Member] | None = None
+        """The regular members before the last hard link, by name, if there is a hard link."""
+        self._files_end = 0
         self._position, self._max_bytes = offset, size if self.is_plain else max_bytes
         self._stream: Any = decompressed(file, compression) if compression else file
         if self.is_plain:
@@ -113,6 +122,21 @@ class Archive:
             content[offset:stop] = self._read_all(size)
             end = stop
         return bytes(content)
+
+    def linked(self, member: Member) -> Member:
+        """Return the regular member before a hard link that the link is another name of, or the link itself if there is
+        none, or the archive is compressed, so that nothing before can be read again."""
+        if not self.is_plain:
+            return member
+        if self._files is None:
+            self._files, self._files_end = {}, 0
+        self._skip_to(self._files_end)
+        while self._position < member.offset and (earlier := self._next_member()) is not None:
+            if earlier.is_file and len(self._files) < MAX_LINKED:
+                self._files[_plain_name(earlier.name)] = earlier
+            self._files_end = earlier.end
+            self._skip_to(earlier.end)
+        return self._files.get(_plain_name(member.link), member)
 
     def check_end(self) -> None:
         """Raise ReadError if anything but zeros is behind the last member."""
@@ -174,7 +198,10 @@ class Archive:
             extended.take(size)
             data = self._read_all(padded(size))[:size]
             if kind in LONG_NAMES:
-                extended.name = text_of(data) if kind == tarfile.GNUTYPE_LONGNAME else extended.name
+                if kind == tarfile.GNUTYPE_LONGNAME:
+                    extended.name = text_of(data)
+                else:
+                    extended.link = text_of(data)
                 continue
             records = list(records_of(data))
             if kind != tarfile.XGLTYPE:

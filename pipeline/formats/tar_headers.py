@@ -35,6 +35,8 @@ class Member:
     is_sparse: bool = False
     segments: tuple[tuple[int, int], ...] | None = None
     error: str = ""
+    link: str = ""
+    """The name of the member that a hard link is another name of."""
 
     @property
     def end(self) -> int:
@@ -43,6 +45,10 @@ class Member:
     @property
     def is_file(self) -> bool:
         return self.type in tarfile.REGULAR_TYPES
+
+    @property
+    def is_hard_link(self) -> bool:
+        return self.type == tarfile.LNKTYPE
 
     @property
     def is_folder(self) -> bool:
@@ -56,6 +62,7 @@ class Extended:
     offset: int
     num_left: int = MAX_HEADER_BYTES
     name: str | None = None
+    link: str | None = None
     pax: dict[str, bytes] = field(default_factory=dict)
     values: list[bytes] = field(default_factory=list)
     """Offsets and sizes of segments, in turns, of GNU's sparse formats 0.0 and 0.1."""
@@ -92,7 +99,11 @@ def member_of(block: bytes, position: int, extended: Extended) -> Member:
     except ValueError as error:
         raise tarfile.ReadError(f"damaged header at byte {position - BLOCK}: {error}") from None
     is_sparse = kind == tarfile.GNUTYPE_SPARSE or any(keyword.startswith(SPARSE) for keyword in pax)
-    return Member(name, kind, stored, stored, extended.offset, position, _time(block[136:148]), is_sparse)
+    member = Member(name, kind, stored, stored, extended.offset, position, _time(block[136:148]), is_sparse)
+    if kind == tarfile.LNKTYPE:
+        link = text_of(block[157:257]) if extended.link is None else extended.link
+        member = replace(member, link=_decoded(pax["linkpath"]) if "linkpath" in pax else link)
+    return member
 
 
 def with_segments(member: Member, block: bytes, fields: bytes, extended: Extended) -> Member:

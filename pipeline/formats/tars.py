@@ -3,6 +3,7 @@ plain archive can be indexed by its headers alone, so that reading can begin at 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -16,7 +17,9 @@ from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
 
-TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id", "json")
+TEXT_EXTENSIONS = ("txt", "text", "caption", "cap", "transcript", "cls", "id", "json")
+TAR_IMAGE_SUFFIXES = (*IMAGE_SUFFIXES, ".img")
+"""Suffixes of images; some tools name them `.img`, whatever their format."""
 RUN_BYTES = 512
 """Memory of a run besides its data, about; so the number of runs is limited, too."""
 
@@ -31,6 +34,20 @@ class TarSample:
     texts: dict[str, bytes] = field(default_factory=dict)
     num_bytes: int = 0
     error: RowError | None = None
+    extensions: set[str] = field(default_factory=set)
+    """Of all members, also of those that are not read."""
+
+
+def natural(extension: str) -> list[tuple[bool, int, str]]:
+    """Return the key that sorts extensions by their numbers, `2.png` before `10.png`, and numbers before letters."""
+    parts = [part for part in re.split(r"(\d{1,18})", extension) if part]
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
+
+
+def is_companion(extension: str) -> bool:
+    """Return whether an image has a name of its own, such as `seg.png`; numbers are no names."""
+    stem = extension.rpartition(".")[0]
+    return bool(stem) and not re.fullmatch(r"[\d._-]*", stem)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -51,6 +68,13 @@ class Selection:
     max_video_bytes: int | None = None
     path: str = ""
     max_bytes: int | None = None
+    chosen: tuple[str, ...] | None = None
+    """Extensions of the images and videos that are read (None: all)."""
+
+    def takes(self, extension: str) -> bool:
+        """Return whether a member with this extension is read, if it is an image or a video."""
+        is_medium = f".{extension}".endswith((*TAR_IMAGE_SUFFIXES, *VIDEO_SUFFIXES))
+        return not is_medium or self.chosen is None or extension in self.chosen
 
     def check(self, num_bytes: int) -> None:
         """Raise ValueError for more than `max_bytes`."""
@@ -98,7 +122,10 @@ def _add(
     """Add a member to the run; `num_bytes` were read before the run. RowError if the member is unusable."""
     name = access.shown(whole_text(member.name))
     members: dict[str, Any] = run.images
-    if f".{extension}".endswith(IMAGE_SUFFIXES):
+    run.extensions.add(extension)
+    if not selection.takes(extension):
+        return
+    if f".{extension}".endswith(TAR_IMAGE_SUFFIXES):
         max_bytes, code = selection.max_image_bytes, "image_too_large"
     elif f".{extension}".endswith(VIDEO_SUFFIXES):
         members, max_bytes, code = run.videos, selection.max_video_bytes, "video_too_large"
@@ -107,6 +134,8 @@ def _add(
         members, max_bytes, code = run.texts, TEXT_MAX_BYTES if is_text else None, "broken_sample"
     if max_bytes is None:
         return
+    if member.is_hard_link:
+        member = archive.linked(member)
     if not member.is_file:
         raise RowError("broken_sample", f"the member {name!r} is no regular file")
     if extension in members:

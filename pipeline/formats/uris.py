@@ -4,26 +4,28 @@ one is a path below the source root. Local files, with symlinks resolved, must b
 
 from __future__ import annotations
 
-import base64
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import unquote, unquote_to_bytes
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from configs.load import ConfigError
 from configs.source import SourceConfig
 from files.local import OutsideRoots
 from pipeline.formats import web
-from pipeline.formats.limits import DATA_URI_FACTOR
+from pipeline.formats.base64_text import read_data_uri
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
+from pipeline.storage.folders import snapshot_blobs
 from pipeline.storage.retries import RetryPolicy, retried
 
 FIRST_WAIT_S = 0.5
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,29 @@ class Fetcher:
         if scheme == "data":
             return read_data_uri(uri, max_bytes)
         if scheme in ("http", "https"):
-            return self._fetch_web(uri, max_bytes)
-        filesystem, path = self.locate(uri)
-        roots = self.roots if access.is_local(filesystem) else None
-        return read_file(filesystem, path, access.shown(uri), max_bytes, self._retries, roots)
+            return self._fetch_web(access.canonical(uri.strip()), max_bytes)
+
+        def read(filesystem: Any, path: str) -> bytes:
+            roots = self.roots if access.is_local(filesystem) else None
+            return read_file(filesystem, path, access.shown(uri), max_bytes, self._retries, roots)
+
+        return self.first_existing(uri, read)
+
+    def first_existing(self, uri: str, read: Callable[[Any, str], Result]) -> Result:
+        """Return `read(filesystem, path)` of the first spelling of a URI (`spellings`) that exists; if none does, or
+        another one is not allowed, raise the RowError of the URI as it is written."""
+        missing: RowError | None = None
+        for spelling in spellings(uri):
+            try:
+                return read(*self.locate(spelling))
+            except RowError as error:
+                if missing is not None and error.code != "missing_image" and error.code != "uri_refused":
+                    raise
+                missing = missing or error
+                if missing.code != "missing_image":
+                    break
+        assert missing is not None
+        raise missing
 
     def check(self, uri: str) -> str:
         """Return the scheme of a URI (empty for a path); RowError `uri_refused` if the URI is not allowed."""
@@ -71,7 +92,8 @@ class Fetcher:
         """The resolved local folders below which URIs may name files."""
         filesystem, root = access.open_url(self.root, "source.path")
         source_roots = (root,) if access.is_local(filesystem) else ()
-        return tuple(os.path.realpath(folder) for folder in (*source_roots, *self.source.local_roots))
+        folders = (*source_roots, *self.source.local_roots)
+        return tuple(os.path.realpath(folder) for folder in (*folders, *snapshot_blobs(source_roots)))
 
     @property
     def _retries(self) -> RetryPolicy:
@@ -93,7 +115,9 @@ class Fetcher:
             if "file" in self.source.uri_schemes and access.is_local(filesystem):
                 return filesystem, uri
             raise _refused(uri, "it is absolute; paths are relative to the source root")
-        relative = posixpath.normpath(uri)
+        is_store = not access.is_local(filesystem) and scheme_of(self.root) not in ("http", "https")
+        is_plain = is_store and not {".", ".."} & set(uri.split("/"))
+        relative = uri if is_plain else posixpath.normpath(uri)  # a key of a store may contain `//`
         # Below an HTTP root, the path is part of a URL, in which percent-encoded dots also lead to parent folders.
         is_web = scheme_of(self.root) in ("http", "https")
         for candidate in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
@@ -149,24 +173,17 @@ def row_errors(name: str) -> Iterator[None]:
 
 def scheme_of(uri: str) -> str:
     """Return the scheme of a URI, including `data`; empty for a path."""
-    return "data" if uri[:5].lower() == "data:" else access.uri_scheme(uri)
+    return "data" if uri[:64].lstrip()[:5].lower() == "data:" else access.uri_scheme(uri[:64])
 
 
-def read_data_uri(uri: str, max_bytes: int) -> bytes:
-    """Decode a `data:` URI to bytes; RowError `invalid_value` or `image_too_large`."""
-    head, comma, body = uri.partition(",")
-    if len(body) > DATA_URI_FACTOR * max_bytes:
-        raise RowError("image_too_large", f"a data URI has more than {max_bytes} bytes")
-    try:
-        if not comma:
-            raise ValueError("it has no comma")
-        data = unquote_to_bytes(body)
-        data = base64.b64decode(data, validate=True) if head.endswith(";base64") else data
-    except ValueError as error:
-        raise RowError("invalid_value", f"a data URI cannot be read: {error}") from None
-    if len(data) > max_bytes:
-        raise RowError("image_too_large", f"a data URI has {len(data)} bytes, more than {max_bytes}")
-    return data
+def spellings(uri: str) -> Iterator[str]:
+    """Yield a URI as it is written, and then the ways in which other systems spell the same name: without white space
+    around it, percent-decoded, with `/` for the separator of Windows, and in Unicode's forms NFC and NFD."""
+    texts = [uri]
+    for change in (str.strip, unquote, lambda text: text.replace("\\", "/")):
+        texts += [changed for text in texts if (changed := change(text)) not in texts]
+    forms = (unicodedata.normalize(form, text) for text in texts for form in ("NFC", "NFD"))
+    yield from dict.fromkeys(text for text in (*texts, *forms) if text and "\0" not in text and "::" not in text)
 
 
 def _refused(uri: str, why: str) -> RowError:

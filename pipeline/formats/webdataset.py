@@ -7,7 +7,7 @@ extension; the keys of JSON objects and the text members are fields, and `__key_
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.load import ConfigError
+from configs.source import SourceConfig
 from pipeline.formats.kind import (
     Chunk,
     FilePiece,
@@ -31,8 +33,9 @@ from pipeline.formats.kind import (
     survey_of,
 )
 from pipeline.formats.limits import MAX_SPAN_EXPANSION, MIN_SPAN_BYTES
+from pipeline.formats.nested import found_in, lookup
 from pipeline.formats.records import json_of, kept_arrays, text_of
-from pipeline.formats.tars import Selection, TarSample, index_runs, read_runs
+from pipeline.formats.tars import Selection, TarSample, index_runs, is_companion, natural, read_runs
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
@@ -50,9 +53,11 @@ def select(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
     if not needs.columns():
         return
     for path in map(str, files["path"]):
-        names = _peek(filesystem, access.join(root, path))
+        names = _peek(filesystem, access.join(root, path), needs.columns())
         if names is not None:
-            needs.require(names, f"the first {NUM_PEEKED_SAMPLES} samples of {path}")
+            where = f"the first {NUM_PEEKED_SAMPLES} samples of {path}"
+            _require_members(needs, names[1], where)
+            needs.require(names[0] | {text for _, text in needs.source.columns if text is not None}, where)
             return
 
 
@@ -76,15 +81,26 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     return survey_of(indices)
 
 
-def _peek(filesystem: Any, path: str) -> set[str] | None:
-    """Return the fields of the first samples; None if the shard has no sample with readable fields."""
-    names: set[str] | None = None
+def _peek(filesystem: Any, path: str, needed: Collection[str]) -> tuple[set[str], set[str]] | None:
+    """Return the fields of the first samples, with those of the needed ones that are inside of them, and the extensions
+    of their members; None if the shard has no sample with readable fields."""
+    names: set[str] = set()
+    extensions: set[str] = set()
     with suppress(Exception), access.open_file(filesystem, path) as file:  # the read task reports the error
         selection = Selection(with_text=True, max_bytes=MAX_SPAN_EXPANSION * MIN_SPAN_BYTES)
         for run in islice(read_runs(file, selection), NUM_PEEKED_SAMPLES):
             with suppress(RowError):
-                names = (names or set()) | set(_fields(run))
-    return names
+                names |= found_in(_fields(run), needed)
+                extensions |= run.extensions
+    return (names, extensions) if names else None
+
+
+def _require_members(needs: Needs, extensions: set[str], where: str) -> None:
+    """Raise ConfigError for a column of images or videos that is the extension of no member."""
+    for what, text in needs.source.columns:
+        if text is not None and not {part.strip().lstrip(".").lower() for part in text.split(";")} & extensions:
+            there = ", ".join(sorted(extensions))
+            raise ConfigError(f"source.columns.{what}: no member {text!r} is in {where}; extensions there: {there}")
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
@@ -111,7 +127,8 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     failure: Exception | None = None
     selection, source = Selection(spec.needs_text), spec.source
     if spec.with_images:
-        selection = Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
+        limits = source.max_image_bytes, source.video.max_video_bytes
+        selection = Selection(spec.needs_text, *limits, piece.path, chosen=chosen_members(source))
     selection = replace(selection, max_bytes=max_bytes_of(spec, [piece.size_bytes]))
     try:
         with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
@@ -147,15 +164,31 @@ def _sample(run: TarSample, row_index: int, spec: ReadSpec) -> tuple[Sample, dic
             raise RowError("missing_image", f"the sample {whole_text(run.key)!r} has no image or video member")
         if spec.needs_text:
             fields = _fields(run)
-            sample.fields = json_of({name: fields.get(name) for name in spec.fields})
-            kept_values = {name: text_of(fields.get(name)) for name in spec.keep.names}
+            sample.fields = json_of({name: lookup(fields, name) for name in spec.fields})
+            kept_values = {name: text_of(lookup(fields, name)) for name in spec.keep.names}
             if spec.source.id_column is not None:
-                sample.id_value = whole_text(resolve_id(fields.get(spec.source.id_column), spec.source.id_column))
-        sample.images = [run.images[extension] for extension in sorted(run.images)]
-        sample.videos = [run.videos[extension] for extension in sorted(run.videos)]
+                id_column = spec.source.id_column
+                sample.id_value = whole_text(resolve_id(lookup(fields, id_column), id_column, spec.source))
+        sample.images = [run.images[extension] for extension in _shown(spec.source, run.images)]
+        sample.videos = [run.videos[extension] for extension in sorted(run.videos, key=natural)]
     except RowError as error:
         sample.error = error
     return sample, kept_values
+
+
+def chosen_members(source: SourceConfig) -> tuple[str, ...] | None:
+    """Return the extensions that `source.columns` names, such as `jpg;png`; None if it names none."""
+    named = [text for text in (source.columns.image, source.columns.video) if text is not None]
+    return tuple(part.strip().lstrip(".").lower() for text in named for part in text.split(";")) if named else None
+
+
+def _shown(source: SourceConfig, images: Mapping[str, bytes]) -> list[str]:
+    """Return the extensions of a sample's images in the order of their numbers; without companions, such as masks,
+    beside an image that has no name of its own, unless `source.columns` or `source.companions` shows them."""
+    extensions = sorted(images, key=natural)
+    if source.columns.image is None and source.companions == "skip":
+        return [one for one in extensions if not is_companion(one)] or extensions
+    return extensions
 
 
 def _fields(run: TarSample) -> dict[str, Any]:

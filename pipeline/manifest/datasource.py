@@ -53,9 +53,10 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         done: DoneBitmap | None = None,
         note_count: NoteCount | None = None,
         shard: int = 0,
+        has_conversations: bool = False,
     ) -> None:
         super().__init__()
-        self._spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
+        self._spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images, has_conversations)
         self._manifest = manifest
         self._done = done
         self._note_count = note_count
@@ -173,10 +174,13 @@ def read_first(
     limit: int,
     with_images: bool = True,
     shard: int = 0,
+    has_conversations: bool = False,
 ) -> pa.Table:
     """Read the first `limit` samples of a shard in the calling process, without Ray: one table with
     `schemas.read_schema`."""
-    datasource = SpanDatasource(source, manifest, fields, limit, with_images, shard=shard)
+    datasource = SpanDatasource(
+        source, manifest, fields, limit, with_images, shard=shard, has_conversations=has_conversations
+    )
     tables = [datasource.read(number) for number in range(datasource.num_spans)]
     return pa.concat_tables([datasource.schema.empty_table(), *tables])
 

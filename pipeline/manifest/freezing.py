@@ -53,7 +53,7 @@ def needs_of(
     if len({name.lower() for name in keep_columns}) != len(keep_columns):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
     for what, column in (("image", source.columns.image), ("video", source.columns.video)):
-        if source.kind in ("images", "videos", "webdataset", "text") and column is not None:
+        if source.kind in ("images", "videos", "text") and column is not None:
             raise ConfigError(f"source.columns.{what}: source.kind {source.kind!r} has no {what} column")
     return Needs(source, fields, tuple(keep_columns))
 

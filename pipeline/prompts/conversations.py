@@ -2,6 +2,8 @@
 
     [{"role": "user", "content": "text"}]
     [{"role": "user", "content": [{"type": "text", "text": …}, {"type": "image"}, {"type": "image", "url": …}]}]
+    [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": …, "data": …}}]}]
+    [{"role": "user", "content": [{"image": …}, {"text": …}]}]
     [{"from": "human", "value": "<image>\\nWhat is this?"}]
 
 A placeholder without a URI takes the row's next image or video.
@@ -24,6 +26,7 @@ MEDIA = ("image", "video")
 _MARKS = re.compile(r"<(image|video)>")
 _ROLES = {
     **{name: name for name in ("system", "user", "assistant")},
+    "developer": "system",
     "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
 }
@@ -37,9 +40,10 @@ class Conversation:
     uris: dict[str, list[str | None]]
 
 
-def read_conversation(value: Any, column: str) -> Conversation:
-    """Parse one row's conversation; a string value is parsed as JSON. RowError `missing_column_value`, or
-    `invalid_value` unless it is a conversation that ends with a user turn."""
+def read_conversation(value: Any, column: str, drops_answers: bool = True) -> Conversation:
+    """Parse one row's conversation; a string value is parsed as JSON. Assistant turns at its end are left out if
+    `drops_answers`. RowError `missing_column_value`, or `invalid_value` unless it is a conversation that ends with a
+    user turn."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -49,26 +53,35 @@ def read_conversation(value: Any, column: str) -> Conversation:
         raise RowError("missing_column_value", f"the column {column!r} has no conversation in this row")
     if not isinstance(value, list) or len(value) > MAX_TURNS:
         raise _invalid(column, f"is no list of up to {MAX_TURNS} turns")
+    roles = [_role(turn, f"turn {number}", column) for number, turn in enumerate(value, start=1)]
+    while drops_answers and roles and roles[-1] == "assistant":
+        del roles[-1]
+    if not roles or roles[-1] != "user":
+        raise _invalid(column, "does not end with a turn of the user, which the model then answers")
     messages: list[dict[str, Any]] = []
     uris: dict[str, list[str | None]] = {kind: [] for kind in MEDIA}
     num_chars = 0
-    for number, turn in enumerate(value, start=1):
-        if not isinstance(turn, Mapping):
-            raise _invalid(column, f"has a turn {number} that is no object")
+    for number, (turn, role) in enumerate(zip(value, roles, strict=False), start=1):
         parts = list(_parts(turn, f"turn {number}", column))
         for part, uri in parts:
             num_chars += len(part.get("text", ""))
             if part["type"] in MEDIA:
                 uris[part["type"]].append(uri)
-        role = turn.get("role") or turn.get("from")
-        if not isinstance(role, str) or role.lower() not in _ROLES:
-            raise _invalid(column, f"has the role {role!r:.50} in turn {number}; roles are {', '.join(_ROLES)}")
-        messages.append({"role": _ROLES[role.lower()], "content": [part for part, _ in parts]})
+        messages.append({"role": role, "content": [part for part, _ in parts]})
     if num_chars > MAX_TEXT_CHARS:
         raise _invalid(column, f"has more than {MAX_TEXT_CHARS} characters")
-    if messages[-1]["role"] != "user":
-        raise _invalid(column, "does not end with a turn of the user, which the model then answers")
+    if all(part["type"] == "text" and not part["text"].strip() for part in messages[-1]["content"]):
+        raise RowError("missing_column_value", f"the column {column!r} ends with a blank turn of the user")
     return Conversation(messages, uris)
+
+
+def _role(turn: Any, where: str, column: str) -> str:
+    if not isinstance(turn, Mapping):
+        raise _invalid(column, f"has a {where} that is no object")
+    role = turn.get("role") or turn.get("from")
+    if not isinstance(role, str) or role.lower() not in _ROLES:
+        raise _invalid(column, f"has the role {role!r:.50} in {where}; roles are {', '.join(_ROLES)}")
+    return _ROLES[role.lower()]
 
 
 def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[dict[str, Any], str | None]]:
@@ -83,7 +96,8 @@ def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[d
             continue
         if not isinstance(part, Mapping):
             raise _invalid(column, f"has content in {where} that is neither text nor a list of parts")
-        kind = str(part.get("type") or "").removesuffix("_url").removeprefix("input_")
+        kind = str(part.get("type") or _kind_of(part)).removesuffix("_url").removeprefix("input_")
+        kind = "text" if kind == "output_text" else kind
         if kind == "text" and isinstance(part.get("text"), str):
             yield {"type": "text", "text": whole_text(part["text"])}, None
         elif kind in MEDIA:
@@ -92,14 +106,23 @@ def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[d
             raise _invalid(column, f"has a part of type {part.get('type')!r:.50} in {where}")
 
 
+def _kind_of(part: Mapping[str, Any]) -> str:
+    """Return the kind of a part without a type, as of Qwen: the one of its keys that names a kind."""
+    return next(
+        (kind for kind in ("text", *MEDIA, *(f"{kind}_url" for kind in MEDIA)) if part.get(kind) is not None), ""
+    )
+
+
 def _uri_of(part: Mapping[str, Any], kind: str, where: str, column: str) -> str | None:
-    for name in (kind, f"{kind}_url", "url", "path", "uri"):
-        value = part.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("url")
-        if isinstance(value, str) and value:
-            return whole_text(value)
-        if value is not None and value != "":
+    for name in (kind, f"{kind}_url", "source", "url", "path", "uri"):
+        found = part.get(name)
+        if isinstance(found, Mapping) and found.get("type") == "base64" and isinstance(found.get("data"), str):
+            found = f"data:{found.get('media_type') or ''};base64,{found['data']}"
+        elif isinstance(found, Mapping):
+            found = found.get("url")
+        if isinstance(found, str) and found:
+            return whole_text(found)
+        if found is not None and found != "":
             raise _invalid(column, f"has a {kind} in {where} that is no URI")
     return None
 

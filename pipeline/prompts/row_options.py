@@ -43,10 +43,18 @@ class PromptOptions:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     seed: int = 0
     special_tokens: tuple[str, ...] = ()
+    drops_answers: bool = True
+    """Whether assistant turns at the end of a row's conversation are left out."""
 
     @classmethod
     def of(cls, job: CaptionJobConfig, special_tokens: Sequence[str] = ()) -> PromptOptions:
-        return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
+        drops_answers = job.source.final_answers == "drop"
+        return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens), drops_answers)
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether prompts are conversations in the rows."""
+        return self.columns.messages is not None
 
     def fields(self) -> dict[str, str]:
         """Return the columns that rows must have, each with the dotted path that first names it."""
@@ -70,7 +78,7 @@ class PromptOptions:
         sampling = json.dumps({name: options[name] for name in names}) if names else ""
         if self.columns.messages is not None:
             column = self.columns.messages
-            conversation = read_conversation(fields.get(column), column)
+            conversation = read_conversation(fields.get(column), column, self.drops_answers)
             own_images = place_media(conversation, "image", images, column)
             own_videos = place_media(conversation, "video", videos, column)
             for message in conversation.messages:

@@ -132,9 +132,14 @@ def fill(
     """Build one row's chat messages; images, then videos, come before the text of their turn."""
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
+    is_blank: list[bool] = []
     for index, turn in enumerate(turns(prompt)):
         text, values = filled(turn.text, _dotted(prompt, index), fields)
+        if turn.role == "user" and values:
+            is_blank.append(not text.strip())
         media = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos if index == carrier else []
         part = {"type": "text", "text": neutralise(text, special_tokens, values)}
         messages.append({"role": turn.role, "content": [*media, part]})
+    if is_blank and all(is_blank):
+        raise RowError("missing_column_value", "the prompt is blank, because the columns that it names are")
     return messages

@@ -134,6 +134,11 @@ class JobPlan(ABC):
         """Source columns whose values READ rows hold as one JSON object."""
 
     @property
+    def has_conversations(self) -> bool:
+        """Whether prompts are conversations in the rows of the source."""
+        return False
+
+    @property
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Schema of the rows that the job writes."""
@@ -150,12 +155,12 @@ class JobPlan(ABC):
             return self.rows
         done = self.prior.done if self.prior else None
         source, counts = self.config.source, NoteCount(self.output)
-        shard = self.output.shard.number
-        return SpanDatasource(source, self.manifest, self.fields, self.limit, self.reads_images, done, counts, shard)
+        options = (self.reads_images, done, counts, self.output.shard.number, self.has_conversations)
+        return SpanDatasource(source, self.manifest, self.fields, self.limit, *options)
 
     def read_first(self, limit: int) -> pa.Table:
-        shard = self.output.shard.number
-        return read_first(self.config.source, self.manifest, self.fields, limit, self.reads_images, shard)
+        options = (self.reads_images, self.output.shard.number, self.has_conversations)
+        return read_first(self.config.source, self.manifest, self.fields, limit, *options)
 
     @property
     def processes_in_actors(self) -> bool:

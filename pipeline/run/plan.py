@@ -80,6 +80,10 @@ class Plan(JobPlan):
         return tuple(self.prompt_options.fields())
 
     @property
+    def has_conversations(self) -> bool:
+        return self.prompt_options.has_conversations
+
+    @property
     def schema(self) -> pa.Schema:
         config = self.config
         return result_schema(self.manifest.keep, config.sink.keep_tokens, config.audit is not None)

@@ -27,7 +27,10 @@ _S3_OPTIONS: dict[str, Any] = {
     "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
     "use_listings_cache": False,
 }
-_OPTIONS = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
+_OPTIONS = {"s3": _S3_OPTIONS}
+_ALIASES = {"s3a": "s3", "s3n": "s3"}
+"""Schemes that Spark and Hadoop use for a store of another name."""
+_FILE_URL = re.compile(r"^file:(?://(?:localhost)?)?(?=/(?!/))", re.IGNORECASE)
 BLOCK_BYTES = 8 * 1024 * 1024
 """Block size of reads from a remote file, in bytes."""
 MAX_URL_CHARS = 200
@@ -39,7 +42,7 @@ def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
     ConfigError with `dotted_path` if no driver for the scheme is installed, the URL is malformed, or the driver refuses
     the credentials."""
     try:
-        filesystem, path = url_to_fs(url, **_OPTIONS.get(uri_scheme(url), {}))
+        filesystem, path = url_to_fs(canonical(url), **_OPTIONS.get(uri_scheme(url), {}))
     except Exception as error:  # drivers raise errors of no common class
         raise refusal(dotted_path, url, error) from None
     return filesystem, str(path)
@@ -109,10 +112,23 @@ def reason_of(error: BaseException, url: str = "") -> str:
     return cut(" ".join(text.split()) or type(error).__name__, MAX_REASON_CHARS)
 
 
+def canonical(url: str) -> str:
+    """Return a URL with its scheme in lower case, `s3a` and `s3n` as `s3`, and `file:/x` and `file://localhost/x` as
+    `file:///x`; white space before a scheme is removed, and a path is unchanged."""
+    stripped = url.lstrip()
+    if _FILE_URL.match(stripped):
+        return _FILE_URL.sub("file://", stripped)
+    match = _SCHEME.match(stripped)
+    return f"{uri_scheme(stripped)}://{stripped[match.end() :]}" if match else url
+
+
 def uri_scheme(uri: str) -> str:
-    """Return the scheme before `://` in lower case, or the empty string."""
-    match = _SCHEME.match(uri)
-    return match.group(1).lower() if match else ""
+    """Return the scheme of a URL in lower case, an alias as the store's own scheme; empty for a path."""
+    match = _SCHEME.match(uri.lstrip())
+    if match is None:
+        return "file" if _FILE_URL.match(uri.lstrip()) else ""
+    scheme = match.group(1).lower()
+    return _ALIASES.get(scheme, scheme)
 
 
 def join(root: str, relative: str) -> str:

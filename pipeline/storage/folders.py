@@ -9,12 +9,22 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from files.local import OutsideRoots, is_below
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def snapshot_blobs(folders: Iterable[str]) -> Iterator[str]:
+    """Yield the folder `blobs` of Hugging Face's cache, for folders that are or are inside one of its snapshots; a
+    snapshot (`<repository>/snapshots/<revision>`) has links to the files there."""
+    for folder in folders:
+        above, found, inside = os.path.realpath(folder).rpartition("/snapshots/")
+        blobs = f"{above}/blobs"
+        if found and inside and os.path.isdir(blobs) and not os.path.islink(blobs):
+            yield blobs
 
 
 class FolderId(NamedTuple):

@@ -17,10 +17,21 @@ from fsspec.utils import glob_translate
 
 from files.local import OutsideRoots, is_below
 from pipeline.storage import access
+from pipeline.storage.folders import snapshot_blobs
 from pipeline.storage.retries import retried
 
 NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
+_MARKERS = re.compile(
+    r"_(SUCCESS|FAILURE|metadata|common_metadata|temporary|tmp|staging|delta_log|delta_index|change_data|spark_metadata"
+    r"|symlink_format_manifest|versions|transactions|indices|deletions|latest\.manifest|(started|committed|vacuum)_[^.]*)"
+)
+"""Names of marker files and folders with records of writers: Spark, Hadoop, Databricks, Delta Lake and Lance."""
+JOB_FOLDER = "_job"
+"""The folder of a job's records inside of its output."""
+MAX_BRACED = 100_000
+"""Maximum number of paths of a brace pattern."""
+_BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}|\{([^{}]*,[^{}]*)\}")
 MAX_SKIPPED_SUFFIXES = 20
 """Number of suffixes of skipped files that are counted separately; further suffixes share one count."""
 
@@ -38,8 +49,8 @@ class Skipped:
             return
         name = posixpath.basename(relative)
         suffix = posixpath.splitext(name)[1].lower()
-        if _hidden(name):
-            label = f"hidden {'folders' if is_folder else 'files'} (. or _)"
+        if reason := hidden_reason(name):
+            label = f"{'folders' if is_folder else 'files'} {reason}"
         else:
             label = f"*{suffix}" if suffix else "files without a suffix"
         if label not in self.counts and len(self.counts) >= MAX_SKIPPED_SUFFIXES and label.startswith("*"):
@@ -75,8 +86,10 @@ def list_paths(
     cannot be listed; OutsideRoots, from the iterator, for a local symlink to a target that is neither below one of
     `paths` (for a glob, its fixed part) nor of `local_roots`.
     """
+    paths = [name for path in paths for name in expand_braces(filesystem, path)]
     fixed = [path if not has_magic(path) or os.path.exists(path) else split_glob(path)[0] for path in paths]
-    roots = tuple(os.path.realpath(path) for path in (*fixed, *local_roots))
+    links = snapshot_blobs(fixed) if access.is_local(filesystem) else ()
+    roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots, *links))
     skipped = skipped or Skipped()
     filesystem.invalidate_cache()
     listings = []
@@ -103,6 +116,29 @@ def _merged(shared: str, listings: Sequence[tuple[str, Iterable[Listed]]]) -> It
             if path not in paths:
                 paths.add(path)
                 yield file._replace(path=path)
+
+
+def expand_braces(filesystem: Any, path: str) -> Iterator[str]:
+    """Yield the paths of a brace pattern as of webdataset: `{000..127}` counts with leading zeros, `{a,b}` is a list. A
+    path that exists, or has no such pattern, is itself; OSError for more than `MAX_BRACED` paths."""
+    if not _BRACES.search(path) or filesystem.exists(path):
+        yield path
+        return
+    names, num_names = [path], 1
+    while found := _BRACES.search(names[0]):
+        first, last, items = found.groups()
+        if items is None:
+            width = len(first) if first.startswith("0") else 0
+            num_names *= max(0, int(last) - int(first) + 1)
+            values: Iterable[str] = (str(number).zfill(width) for number in range(int(first), int(last) + 1))
+        else:
+            values = items.split(",")
+            num_names *= items.count(",") + 1
+        if not 0 < num_names <= MAX_BRACED:
+            raise OSError(errno.EINVAL, f"the braces name {num_names:,} paths; 1 to {MAX_BRACED:,} are allowed", path)
+        texts = list(values)
+        names = [_BRACES.sub(lambda _, text=text: text, name, count=1) for name in names for text in texts]  # type: ignore[misc]
+    yield from names
 
 
 def _top(path: str) -> str:
@@ -212,8 +248,16 @@ def of_info(relative: str, info: Mapping[str, Any]) -> Listed:
     return Listed(relative, int(info.get("size") or 0), token)
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
+def hidden_reason(name: str) -> str:
+    """Return why a file or folder is not read; empty for one that is. Cameras and image editors use names that begin
+    with `_`, too."""
+    if name.startswith("."):
+        return "that begin with a dot"
+    if name == "__MACOSX":
+        return "of macOS (__MACOSX)"
+    if _MARKERS.fullmatch(name):
+        return "of Spark and other writers (_SUCCESS, _metadata, _temporary, …)"
+    return f"of an output ({JOB_FOLDER})" if name == JOB_FOLDER else ""
 
 
 def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:
@@ -224,12 +268,12 @@ def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped)
         with os.scandir(folder) as entries:
             for entry in entries:
                 relative = prefix + entry.name
-                is_link = entry.is_symlink() and not _hidden(entry.name) and os.path.exists(entry.path)
+                is_link = entry.is_symlink() and not hidden_reason(entry.name) and os.path.exists(entry.path)
                 if is_link and not is_below(os.path.realpath(entry.path), roots):
                     reason = "it is a link that leaves the source root; source.local_roots allows other folders"
                     raise OutsideRoots(errno.EACCES, reason, entry.path)
                 try:
-                    if _hidden(entry.name):
+                    if hidden_reason(entry.name):
                         skipped.add(relative, entry.is_dir())
                     elif entry.is_dir():
                         real = os.path.realpath(entry.path)
@@ -255,11 +299,14 @@ def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> 
             for folder, infos in zip(folders, listings, strict=True):
                 for info in infos:
                     path, is_folder = str(info["name"]).rstrip("/"), info["type"] == "directory"
-                    relative = path[len(above) :].lstrip("/")
+                    relative = path[len(above) :].removeprefix("/")
+                    if is_folder and path == folder.rstrip("/"):  # of keys with `//`, which `ls` cannot list
+                        yield from _below_empty_name(filesystem, above, folder, enter, skipped)
+                        continue
                     # Object stores list a folder's marker object under the name of the folder.
                     if path == folder.rstrip("/") or not relative:
                         continue
-                    if _hidden(posixpath.basename(relative)):
+                    if hidden_reason(posixpath.basename(relative)):
                         skipped.add(relative, is_folder)
                     elif is_folder:
                         if enter(relative):
@@ -267,3 +314,17 @@ def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> 
                     elif not str(info["name"]).endswith("/"):
                         yield of_info(relative, info)
             folders = deeper
+
+
+def _below_empty_name(filesystem: Any, above: str, folder: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:
+    """Yield the objects of a store whose keys have an empty name behind this folder: `<folder>//<name>`."""
+    prefix = f"{folder.rstrip('/')}//"
+    found = retried(lambda: filesystem.find(folder, detail=True))
+    for name, info in sorted(found.items()):
+        relative = name[len(above) :].removeprefix("/")
+        if not name.startswith(prefix) or name.endswith("/"):
+            continue
+        if any(map(hidden_reason, relative.split("/"))):
+            skipped.add(relative)
+        elif enter(posixpath.dirname(relative)):
+            yield of_info(relative, info)

@@ -66,7 +66,9 @@ class Inputs:
             return SpanDatasource(self.source, self.manifest, fields, self.max_rows)
         assert self.answers is not None
         skipped = rows_without(self.answers.table, self.manifest)
-        return AnsweredSpans(SpanDatasource(self.source, self.manifest, fields, done=skipped), self.answers)
+        has_conversations = self.prompt_options.has_conversations
+        spans = SpanDatasource(self.source, self.manifest, fields, done=skipped, has_conversations=has_conversations)
+        return AnsweredSpans(spans, self.answers)
 
     def decode_options(self, special_tokens: tuple[str, ...]) -> DecodeOptions:
         """Return how rows are decoded; `special_tokens` in columns stay text."""

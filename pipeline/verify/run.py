@@ -306,7 +306,10 @@ def decode_again(prepared: Prepared, rows: pa.Table, build: Build) -> Iterator[p
     plan = prepared.plan
     manifest = prepared.job.reopened(prepared.job.files_of(rows))
     plan = Plan(plan.config, plan.pair, manifest, plan.output)
-    datasource = SpanDatasource(plan.config.source, manifest, plan.fields, done=rows_without(rows, manifest))
+    done = rows_without(rows, manifest)
+    datasource = SpanDatasource(
+        plan.config.source, manifest, plan.fields, done=done, has_conversations=plan.has_conversations
+    )
     return stream(plan, build, datasource, rows.num_rows)
 
 

@@ -133,13 +133,22 @@ def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.Ex
         copy.write(data)
         copy.flush()
         return str(copy.name)
-    if uri is None:
-        filesystem, root = access.open_url(options.fetcher.root, "source.path")
-        path = access.join(root, ref["path"])
-    else:
+
+    def local_copy(filesystem: Any, path: str) -> str:
+        return _local_copy(filesystem, path, ref, options, stack)
+
+    if uri is not None:
         options.fetcher.check(uri)
-        filesystem, path = options.fetcher.locate(uri)
-    name = access.shown(path)
+        return options.fetcher.first_existing(uri, local_copy)
+    filesystem, root = access.open_url(options.fetcher.root, "source.path")
+    return local_copy(filesystem, access.join(root, ref["path"]))
+
+
+def _local_copy(
+    filesystem: Any, path: str, ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.ExitStack
+) -> str:
+    """Return the path of a local file, or of a copy of a remote one or of a part of a file."""
+    uri, max_bytes, name = ref["uri"], options.max_video_bytes, access.shown(path)
     if access.is_local(filesystem) and ref["offset"] is None:
         with row_errors(name), open_regular(path, None if uri is None else options.fetcher.roots) as file:
             size = os.fstat(file.fileno()).st_size

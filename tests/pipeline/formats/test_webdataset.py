@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from configs.load import ConfigError
 from configs.schema import PromptConfig
-from configs.source import SourceConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import kind, tars
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
@@ -68,7 +68,59 @@ def test_members_of_one_basename_are_one_sample(tmp_path) -> None:
 
 def test_several_images_come_in_the_order_of_their_extensions(tmp_path) -> None:
     write(tmp_path / "a.tar", [("1.b.png", b"B"), ("1.a.jpg", b"A"), ("1.PNG", b"P"), ("1.npy", b"skipped")])
-    assert images_of(read_all(tar_source(tmp_path))) == [[b"A", b"B", b"P"]]
+    assert images_of(read_all(tar_source(tmp_path, companions="show"))) == [[b"A", b"B", b"P"]]
+
+
+@pytest.mark.parametrize(
+    ("extensions", "options", "expected"),
+    [
+        ([f"{number}.png" for number in (1, 10, 11, 2, 3)], {}, ["1.png", "2.png", "3.png", "10.png", "11.png"]),
+        (["jpg", "seg.png", "depth.png"], {}, ["jpg"]),
+        (["jpg", "seg.png"], {"companions": "show"}, ["jpg", "seg.png"]),
+        (["jpg", "2.jpg", "png"], {}, ["2.jpg", "jpg", "png"]),
+        (["left.jpg", "right.jpg"], {}, ["left.jpg", "right.jpg"]),
+        (["jpg", "png", "seg.png"], {"columns": SourceColumnsConfig(image="png;seg.png")}, ["png", "seg.png"]),
+        (["img"], {}, ["img"]),
+    ],
+)
+def test_the_images_of_a_sample_are_its_pictures_in_natural_order(tmp_path, extensions, options, expected) -> None:
+    write(tmp_path / "a.tar", [(f"1.{extension}", extension.encode()) for extension in extensions])
+    assert images_of(read_all(tar_source(tmp_path, **options))) == [[name.encode() for name in expected]]
+
+
+def test_a_member_that_no_sample_has_is_refused_by_name(tmp_path) -> None:
+    write(tmp_path / "a.tar", [("1.jpg", b"J"), ("1.cap", b"caption")])
+    assert read_all(tar_source(tmp_path), "{cap}")["fields"].to_pylist() == ['{"cap": "caption"}']
+    with pytest.raises(ConfigError, match=r"^source\.columns\.image: no member 'png' .*; extensions there: cap, jpg$"):
+        read_all(tar_source(tmp_path, columns=SourceColumnsConfig(image="png")))
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_hard_link_is_the_member_that_it_names(tmp_path, kind, packed) -> None:
+    buffer = io.BytesIO()
+    long = f"{'d' * 60}/{'e' * 30}/1.png"
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
+        for name, link, data in [
+            (long, "", b"one"),
+            ("2.png", long, b""),
+            ("3.png", "", b"three"),
+            ("4.png", "3.png", b""),
+        ]:
+            info = tarfile.TarInfo(name)
+            info.size, info.linkname, info.type = len(data), link, tarfile.LNKTYPE if link else tarfile.REGTYPE
+            tar.addfile(info, io.BytesIO(data))
+        gone = tarfile.TarInfo("5.png")
+        gone.type, gone.linkname = tarfile.LNKTYPE, "6.png"
+        tar.addfile(gone)
+    data = buffer.getvalue()
+    (tmp_path / "a.tar").write_bytes(gzip.compress(data) if packed else data)
+    for span_bytes in (1 << 20, 1):
+        table = read_all(tar_source(tmp_path, span_max_bytes=span_bytes))
+        links = ["broken_sample" if packed else ""] * 2
+        assert list(outcomes(table).values()) == ["", links[0], "", links[1], "broken_sample"]
+        if not packed:
+            assert images_of(table) == [[b"one"], [b"one"], [b"three"], [b"three"], []]
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.tar.zst", "a.tzst"])

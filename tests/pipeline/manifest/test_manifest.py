@@ -15,6 +15,7 @@ from pipeline.formats import kind_of
 from pipeline.formats.kind import no_row_groups
 from pipeline.manifest import datasource, freezing, manifest, spans, survey
 from pipeline.prompts.row_options import PromptOptions
+from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.formats.shards import encode, images_of, outcomes, read_all, write_parquet
 
@@ -39,6 +40,24 @@ def test_a_folder_is_listed_sorted_by_its_own_suffixes_without_hidden_files(tmp_
     make(tmp_path, "b.jpg", "a/z.PNG", "a.jpg", "Z.jpeg", "é.webp", "notes.txt", ".hidden.jpg", "_tmp/x.jpg", "._b.jpg")
     assert paths(images(tmp_path)) == ["Z.jpeg", "a.jpg", "a/z.PNG", "b.jpg", "é.webp"]
     assert paths(images(f"{tmp_path}/")) == paths(images(tmp_path))
+
+
+def test_names_of_cameras_are_read_and_hidden_files_are_counted_by_reason(tmp_path) -> None:
+    shown = ["_DSC1.JPG", "_edited/a.jpg", "_metadata_of_me.jpg"]
+    hidden = ["._DSC1.JPG", ".a/b.jpg", "__MACOSX/c.jpg", "_temporary/d.jpg", "_delta_log/e.jpg", "_job/f.jpg"]
+    make(tmp_path, *shown, *hidden, "_SUCCESS", "_committed_1", "_metadata")
+    skipped = Skipped()
+    _, _, files = freezing.list_source(images(tmp_path), skipped)
+    assert files["path"].to_pylist() == shown
+    markers = "of Spark and other writers (_SUCCESS, _metadata, _temporary, …)"
+    assert skipped.counts == {
+        "files that begin with a dot": 1,
+        "folders that begin with a dot": 1,
+        "folders of macOS (__MACOSX)": 1,
+        f"files {markers}": 3,
+        f"folders {markers}": 2,
+        "folders of an output (_job)": 1,
+    }
 
 
 def test_a_glob_matches_as_written_and_its_root_is_the_fixed_part(tmp_path) -> None:

@@ -90,7 +90,9 @@ def test_both_ways_of_writing_become_chat_messages(value, messages, images) -> N
         ([{"role": "user", "content": [{"type": "audio"}]}], "invalid_value"),
         ([{"role": "user", "content": [{"type": "text"}]}], "invalid_value"),
         ([{"role": "user", "content": [{"type": "image", "image": 7}]}], "invalid_value"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "invalid_value"),
+        ([{"role": "assistant", "content": "y"}], "invalid_value"),
+        ([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], "invalid_value"),
+        ([{"role": "user", "content": " "}], "missing_column_value"),
         ([{"role": "user", "content": "x"}] * 1001, "invalid_value"),
     ],
 )
@@ -98,6 +100,42 @@ def test_invalid_conversations_are_row_errors(value, code) -> None:
     with pytest.raises(RowError, match="'m'") as caught:
         read_conversation(value, "m")
     assert caught.value.code == code
+
+
+def test_the_answers_behind_the_last_question_are_left_out() -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    more = [*turns, {"from": "human", "value": "z"}, {"from": "gpt", "value": "<image>"}, {"from": "gpt", "value": "a"}]
+    assert [message["role"] for message in read_conversation(turns, "m").messages] == ["user"]
+    found = read_conversation(more, "m")
+    assert [message["role"] for message in found.messages] == ["user", "assistant", "user"]
+    assert found.uris["image"] == []
+    with pytest.raises(RowError, match="does not end with a turn of the user"):
+        read_conversation(turns, "m", drops_answers=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUI="}},
+            "data:image/png;base64,QUI=",
+        ),
+        ({"type": "image", "source": {"type": "url", "url": "https://h/x"}}, "https://h/x"),
+        ({"image": "file:///a.png"}, "file:///a.png"),
+        ({"image_url": {"url": "b.png"}}, "b.png"),
+        ({"type": "input_image", "image_url": "c.png"}, "c.png"),
+    ],
+)
+def test_parts_of_other_interfaces_name_their_images(part, expected) -> None:
+    turns = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "s"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+        {"role": "user", "content": [part, {"text": "u"}]},
+    ]
+    found = read_conversation(turns, "m")
+    assert found.uris["image"] == [expected]
+    assert [message["role"] for message in found.messages] == ["system", "assistant", "user"]
+    assert found.messages[2]["content"] == [{"type": "image"}, {"type": "text", "text": "u"}]
 
 
 def conversation(*parts: dict) -> Conversation:
@@ -125,7 +163,12 @@ def test_more_or_fewer_media_than_placeholders_is_a_row_error(given) -> None:
 
 @given(st.lists(st.sampled_from(["<image>", "<video>", "a", "\n", "<", "image>"]), max_size=12).map("".join))
 def test_media_marks_become_placeholders_and_other_text_is_unchanged(value) -> None:
-    parsed = read_conversation([{"from": "human", "value": value}], "m")
+    turns = [{"from": "human", "value": value}]
+    if not value.strip():
+        with pytest.raises(RowError, match="blank"):
+            read_conversation(turns, "m")
+        return
+    parsed = read_conversation(turns, "m")
     for kind in MEDIA:
         assert len(parsed.uris[kind]) == value.count(f"<{kind}>")
     texts = "".join(part.get("text", "") for part in parsed.messages[0]["content"])

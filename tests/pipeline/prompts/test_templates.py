@@ -100,7 +100,7 @@ NAMES = st.text(st.characters(exclude_characters="{}", codec="utf-8"), min_size=
 
 @given(st.dictionaries(NAMES, st.text(st.characters(codec="utf-8")), max_size=4))
 def test_every_column_name_without_braces_can_be_named(fields) -> None:
-    assert filled("|".join("{" + name + "}" for name in fields), **fields) == "|".join(fields.values())
+    assert filled(":" + "|".join("{" + name + "}" for name in fields), **fields) == ":" + "|".join(fields.values())
 
 
 # --- special tokens ------------------------------------------------------------------------------------------------

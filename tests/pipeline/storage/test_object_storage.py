@@ -16,6 +16,7 @@ import s3fs
 from configs.load import ConfigError
 from configs.schema import PromptConfig
 from configs.source import FetchConfig, SourceColumnsConfig, SourceConfig
+from pipeline.formats.uris import Fetcher
 from pipeline.manifest import datasource, freezing
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
@@ -81,6 +82,25 @@ def test_prefixes_globs_and_lists_are_listed_like_folders(bucket) -> None:
     assert paths(f"{root}/*/b/*.txt") == ["a/b/2.txt"]
     assert paths(f"{root}/a/**/*.txt") == ["1.txt", "b/2.txt", "b/c/3.txt"]
     assert paths((f"{root}/d", f"{root}/a/b/**", f"{root}/a/b/2.txt")) == ["a/b/2.txt", "a/b/c/3.txt", "d/6.txt"]
+
+
+def test_keys_with_empty_names_are_listed_and_read(bucket) -> None:
+    below = ["b.txt", "/a.txt", "/e/c.txt", "f//g.txt", "/.hidden.txt"]
+    for name in below:
+        put(bucket, f"slashes/d/{name}", f"of {name}".encode())
+    table = read_all(text_source(f"s3a://{BUCKET}/slashes/d"), "{text}")
+    assert table["source"].to_pylist() == ["/a.txt", "/e/c.txt", "b.txt", "f//g.txt"]
+    assert prompts_of(table) == [f"of {name}" for name in table["source"].to_pylist()]
+
+
+def test_schemes_and_keys_of_rows_are_spelled_in_several_ways(bucket) -> None:
+    for name in ("spelled//a.png", "spelled/b c.png"):
+        put(bucket, name, encode("red"))
+    uris = [f"S3://{BUCKET}/spelled//a.png", f"s3a://{BUCKET}/spelled//a.png", "b%20c.png ", "./b c.png"]
+    source = SourceConfig(kind="jsonl", path=f"S3://{BUCKET}/spelled", uri_schemes=("s3",))
+    found = Fetcher(source, f"s3://{BUCKET}/spelled").fetch([*uris, "gone.png"])
+    assert [found[uri] for uri in uris] == [encode("red")] * len(uris)
+    assert found["gone.png"].code == "missing_image"
 
 
 @pytest.mark.parametrize("path", ["nothing/here", "nothing/*.txt", "nothing"])
