@@ -80,7 +80,9 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str, recorded:
                 removed = REMOVED.get(".".join(path[-2:]))
                 message = "is not a known key" if removed is None else f"was removed: {removed.replacement}"
             elif problem["type"] == "string_pattern_mismatch" and EXTERNAL in problem["loc"]:
-                message = "must name a class as module:Class, such as my_drafter:MyDrafter"
+                message = "must name a class as module:Class, such as my_drafter:MyDrafter, in letters, digits and _"
+            elif problem["type"] == "union_tag_invalid" and "." in str(problem.get("ctx", {}).get("tag")):
+                message += "; a class of yours is written module:Class"
             elif problem["type"] == "missing":
                 message = "is required"
             elif problem["type"] == "float_type" and (exponent := _EXPONENT.fullmatch(str(problem["input"]))):

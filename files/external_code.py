@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -156,8 +157,15 @@ def _closure(module: str, root: Path) -> dict[str, SourceFile]:
 
 
 def _is_local(name: str, root: Path) -> bool:
+    """Return whether a name that external code imports is in its folder. Raises ExternalCodeError if a module there has
+    the name of a module of Python or of draftfleet."""
     top = name.partition(".")[0]
-    return top not in OWN and top not in sys.stdlib_module_names and _file_of(top, root) is not None
+    if root == ROOT or _file_of(top, root) is None:
+        return top not in OWN and _file_of(top, root) is not None
+    for owner, names in (("Python", sys.stdlib_module_names), ("draftfleet", OWN)):
+        if top in names:
+            raise ExternalCodeError(f"{_location(top, root)} has the name of a module of {owner}; rename it")
+    return True
 
 
 def _read(source: SourceFile) -> bytes:
@@ -266,6 +274,13 @@ def shipping() -> Callable[[], None]:
     return install_there
 
 
+def place_of(error: BaseException) -> str:
+    """Return "; FILE, line N" of the last line of external code that an error went through; empty if there is none."""
+    paths = {source.path for source in _FINDER.files.values()}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths]
+    return f"; {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
 def load(name: str) -> Any:
     """Import `module:name` and return the object.
 
@@ -276,7 +291,8 @@ def load(name: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module raises any error
-        raise ExternalCodeError(f"{module!r} cannot be imported: {type(error).__name__}: {error}") from None
+        reason = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise ExternalCodeError(f"{module!r} cannot be imported: {reason}") from None
     if not hasattr(imported, attribute):
         names = ", ".join(sorted(member for member in vars(imported) if not member.startswith("_"))[:8])
         raise ExternalCodeError(f"{module!r} has no {attribute!r}; it has {names}")

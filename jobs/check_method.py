@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -18,6 +19,7 @@ from configs.load import ConfigError, apply_override, validate
 from configs.method import MethodConfig
 from configs.presets import find_job, resolve_methods
 from configs.yaml_file import read_yaml
+from files.external_code import is_external
 from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.run.external_parts import install_external, parts_of, suite_of
@@ -34,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         methods = read_methods(arguments.config, arguments.overrides)
+        for name in names_not_checked(read_yaml(arguments.config)):
+            print(f"not checked here: {name}; `--dry-run` of the job checks it")
         install_external(dict(parts_of(methods)), arguments.config.parent)
         passed = [check(where, method) for where, method in methods.items()]
     except ConfigError as error:
@@ -68,6 +72,14 @@ def read_methods(path: Path, overrides: Sequence[str]) -> dict[str, MethodConfig
     if "method" not in data:
         raise ConfigError(f"{path}: method: is required")
     return validate(_File, {"method": data["method"]}, str(path)).method.places
+
+
+def names_not_checked(data: dict[str, Any]) -> Iterator[str]:
+    """Yield the external code of a job file that is no part of a method, as `dotted path name`."""
+    for section, key in (("source", "kind"), ("audit", "metric")):
+        values = data.get(section)
+        if isinstance(values, dict) and is_external(str(values.get(key))):
+            yield f"{section}.{key} {values[key]}"
 
 
 def check(where: str, method: MethodConfig) -> bool:

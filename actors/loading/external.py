@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from configs.load import ConfigError
 from configs.section import ExternalAcceptanceConfig, ExternalPartConfig
 from decoding.conformance.contract import PROXIES
 from decoding.contracts import Acceptance, Drafter, TreePolicy
-from files.external_code import ExternalCodeError, load
+from files.external_code import ExternalCodeError, load, place_of
 
 BASES: dict[str, type] = {"drafter": Drafter, "tree": TreePolicy, "acceptance": Acceptance}
 """The interface of each part of a method."""
@@ -37,9 +38,14 @@ def external_part(config: ExternalPartConfig, name: str) -> Any:
         what = f"the class {cls.__qualname__}" if isinstance(cls, type) else type(cls).__name__
         raise ConfigError(f"{where}.kind: {config.kind} is {what}, and it must be {wanted}")
     try:
+        inspect.signature(cls).bind(**config.options)
+    except TypeError as error:
+        raise ConfigError(f"{where}.options: {config.kind} refuses them: TypeError: {error}") from None
+    try:
         part: Any = cls(**config.options)
     except Exception as error:  # a user's class raises any error
-        raise ConfigError(f"{where}.options: {config.kind} refuses them: {type(error).__name__}: {error}") from None
+        reason = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise ConfigError(f"{where}.kind: {config.kind} cannot be made: {reason}") from None
     for attribute, kind in REQUIRED[base]:
         if not isinstance(getattr(part, attribute, None), kind):
             raise ConfigError(f"{where}.kind: {config.kind} has no attribute {attribute!r} of type {kind.__name__}")

@@ -23,6 +23,7 @@ from models.inputs.prefix import Prefix
 from models.target import Target
 
 COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
+PRINTS = {torch.Tensor.__repr__, torch.Tensor.__format__}
 NUM_SLOTS, MAX_CONTEXT = 3, 64
 PROMPT_TOKENS = (6, 9, 4)
 SAMPLING = Sampling(max_new_tokens=20, temperature=0.8, top_k=9, top_p=0.9, repetition_penalty=1.2)
@@ -45,6 +46,8 @@ class NothingFromTheHost(TorchFunctionMode):
         is_kept = bool(args) and isinstance(args[0], (int, float))
         if func in COPIES and not is_kept:
             raise HostRead(f"{func.__name__}{args} is copied from the host")
+        if func in PRINTS:
+            raise HostRead("a tensor is printed or formatted")
         # But not in an assignment, which makes a tensor of it on the host.
         if func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor):
             raise HostRead(f"{args[2]} is copied from the host; use fill_ or index_put_")

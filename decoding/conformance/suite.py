@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from decoding.conformance import toys
 from decoding.conformance.contract import CheckedDrafter
@@ -200,17 +201,26 @@ ALL: dict[str, Check] = {
 
 
 def run(suite: Suite, checks: dict[str, Check]) -> list[Result]:
-    """Run checks, all of them, and return one result for each."""
-    results = []
-    for name, check in checks.items():
-        suite.rules.clear()
-        try:
-            note = check(suite)
-        except Exception as error:  # the parts are a user's
-            problem = str(error) if isinstance(error, Deviation) else _first_line(error)
-            results.append(Result(name, problem))
-            continue
-        judged = sum(rule.num_judged for rule in suite.rules)
-        accepted = sum(rule.num_accepted for rule in suite.rules)
-        results.append(Result(name, note=note or (f"acceptance length {1 + accepted / judged:.2f}" if judged else "")))
+    """Run checks, all of them, and return one result for each. They use one thread: the models are tiny, and threads
+    wait for each other on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        results = [_result(suite, name, check) for name, check in checks.items()]
+    finally:
+        torch.set_num_threads(num_threads)
     return results
+
+
+def _result(suite: Suite, name: str, check: Check) -> Result:
+    suite.rules.clear()
+    try:
+        note = check(suite)
+    except Exception as error:  # the parts are a user's
+        return Result(name, str(error) if isinstance(error, Deviation) else _first_line(error))
+    num_judged = sum(rule.num_judged for rule in suite.rules)
+    num_accepted = sum(rule.num_accepted for rule in suite.rules)
+    if num_judged and not note:
+        note = f"acceptance length {1 + num_accepted / num_judged:.2f}"
+        note += "" if num_accepted else ", no draft was accepted"
+    return Result(name, note=note)

@@ -29,6 +29,7 @@ class CheckedTreeValues(CheckedTree):
         size = self._spec.vocab_size
         expect_all(inside, f"{where} a token outside the target's vocabulary of {size}", tokens)
         expect_all(valid[:, 0] & (tree.parents[:, 0] < 0), f"{where} a tree whose node 0 is not the root")
+        expect_all(tree.depth[:, 0] == 0, f"{where} a root whose depth is not 0", tree.depth[:, 0])
         if tree.num_nodes == 1:
             return tree
         parents, numbers = tree.parents[:, 1:], tree.tokens.new_tensor(range(1, tree.num_nodes))

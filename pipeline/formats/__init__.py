@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
 from configs.load import ConfigError
-from files.external_code import ExternalCodeError, is_external, load
+from files.external_code import ExternalCodeError, is_external, load, place_of
 from pipeline.formats import csv, hf, jsonl, lance, media_files, parquet, text, webdataset
 from pipeline.formats.kind import SourceKind
 
@@ -31,4 +36,41 @@ def kind_of(name: str) -> SourceKind:
     if not isinstance(kind, SourceKind):
         wanted = "a draftfleet.pipeline.formats.kind.SourceKind"
         raise ConfigError(f"source.kind: {name} is {type(kind).__name__}, and it must be {wanted}")
-    return kind
+    return replace(
+        kind,
+        survey=kind.survey and _refusing(name, kind.survey),
+        select=kind.select and _refusing(name, kind.select),
+        list_units=kind.list_units and _refusing(name, kind.list_units),
+        read=partial(_reading, name, kind.read),
+    )
+
+
+def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of external code whose errors are ConfigError, with the file and the line."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's code raises any error
+            raise ConfigError(f"source.kind: {_fault(name, error)}") from None
+
+    return call
+
+
+def _reading(name: str, read: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
+    """Read with external code; errors that only its code can have name the file and the line."""
+    try:
+        yield from read(*arguments)
+    except (AttributeError, NameError, TypeError, ImportError) as error:
+        raise RuntimeError(_fault(name, error)) from None
+
+
+FAULT = "the code of {} raised "
+"""Beginning of the message of a fault of external code."""
+
+
+def _fault(name: str, error: Exception) -> str:
+    return f"{FAULT.format(name)}{type(error).__name__}: {error}{place_of(error)}"

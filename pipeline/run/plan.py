@@ -15,8 +15,10 @@ from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from files.external_code import is_external
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
+from pipeline.formats import FAULT
 from pipeline.manifest.done_bitmap import Ints
 from pipeline.manifest.freezing import needs_of
 from pipeline.manifest.manifest_parts import reopen
@@ -171,7 +173,18 @@ def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> 
     """Add the state of earlier attempts to the plan and make the last checks; `gone` are ordinals of missing files."""
     plan = read_prior_state(plan, gone, workers)
     check_plan(plan, probe_output)
+    check_source_code(plan)
     return plan.sized_for(plan.datasource.num_samples)
+
+
+def check_source_code(plan: JobPlan) -> None:
+    """Raise ConfigError if the external code of `source.kind` fails at the first sample by a fault of its own."""
+    kind = plan.config.source.kind
+    if not is_external(kind):
+        return
+    for message in plan.read_first(1)["error_message"].to_pylist():
+        if (start := message.find(FAULT.format(kind))) >= 0:
+            raise ConfigError(f"source.kind: {message[start:]}")
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:

@@ -104,6 +104,8 @@ def test_a_folder_without_init_is_a_package(tmp_path: Path) -> None:
         ({"mine__a": ""}, "mine.b:C", "there is no module 'mine.b'"),
         ({"m": ""}, "m.py:C", "there is no module 'm.py' in .*; write 'm'"),
         ({"models__own": ""}, "models.own:C", "would shadow the package 'models' of draftfleet"),
+        ({"m": "import json\n", "json": ""}, "m:C", "json.py has the name of a module of Python; rename it"),
+        ({"m": "import configs\n", "configs": ""}, "m:C", "configs.py has the name of a module of draftfleet"),
         ({"random": ""}, "random:C", "would shadow the module 'random' of Python"),
         ({"pydantic": ""}, "pydantic:C", "would shadow the installed module"),
         ({"m": "def broken(:\n"}, "m:C", "m.py, line 1 is no valid Python"),

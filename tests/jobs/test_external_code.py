@@ -94,6 +94,24 @@ def test_all_checks_pass_for_the_drafter_of_the_guide_and_fail_for_a_broken_one(
     assert f"FAILED  greedy tokens, batch 1: ContractError: {reason}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_tree_and_the_rule_of_the_guide_pass_all_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```(python|yaml)\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    for kind, block in blocks:
+        if "AmongTheBest" in block:
+            (tmp_path / ("mine.py" if kind == "python" else "mine.yaml")).write_text(block)
+    assert check_method.main([str(tmp_path / "mine.yaml")]) == DONE
+    assert "method: model+TwoThenOne+AmongTheBest, lossy" in capsys.readouterr().out
+
+
+def test_code_that_a_method_does_not_name_is_reported_as_not_checked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own.yaml").write_text('source: {kind: "pairs:KIND"}\nmethod: {drafter: {kind: "bigram:Big"}}\n')
+    assert check_method.main([str(folder / "own.yaml")]) == REFUSED
+    assert capsys.readouterr().out == "not checked here: source.kind pairs:KIND; `--dry-run` of the job checks it\n"
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [

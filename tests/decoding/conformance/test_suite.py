@@ -99,6 +99,12 @@ class ReadsValues(LookupDrafter):
         return logits * 2 if logits.max() > 1 else logits
 
 
+class Prints(LookupDrafter):
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        super().commit(verification, result)
+        self.shown = f"{result.n}"
+
+
 class CopiesFromTheHost(LookupDrafter):
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         return super().draft(slots, frontier) + torch.tensor([0.0])
@@ -146,6 +152,7 @@ DRAFTERS: dict[str, tuple[type[Drafter], str]] = {
     "no tensor": (Lists, "Lists.draft returned logits as list"),
     "an error": (Raises, "KeyError: 'mine'; "),
     "a read": (ReadsValues, "a step reads a value on the host, or copies one to the device: DataDependent"),
+    "a print": (Prints, "HostRead: a tensor is printed or formatted"),
     "a copy": (CopiesFromTheHost, "a step reads a value on the host, or copies one to the device: HostRead"),
 }
 

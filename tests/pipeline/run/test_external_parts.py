@@ -22,7 +22,7 @@ from pipeline.run.external_parts import (
     parts_of,
     suite_of,
 )
-from tests.pipeline.attempts import job
+from tests.pipeline.attempts import job, plan_of
 
 PART = """
 from decoding.drafters import LookupDrafter
@@ -50,6 +50,11 @@ class Lossy(RandomRelaxation):
 
 class Unfinished(__import__("decoding.contracts").contracts.Drafter):
     name = "unfinished"
+
+class Unborn(LookupDrafter):
+    def __init__(self) -> None:
+        super().__init__()
+        unknown_name
 
 number = 3
 
@@ -120,11 +125,18 @@ def test_a_part_is_found_beside_the_job_file_and_recorded(tmp_path: Path) -> Non
             r"is int, and it must be a subclass of draftfleet.decoding.contracts.Drafter",
         ),
         ({"drafter": "mine_parts:Chain"}, "is the class Chain, and it must be a subclass of .*Drafter"),
-        ({"drafter": "mine_parts:Unfinished"}, "refuses them: TypeError: Can't instantiate abstract class Unfinished"),
+        (
+            {"drafter": "mine_parts:Unfinished"},
+            "cannot be made: TypeError: Can't instantiate abstract class Unfinished",
+        ),
         ({"drafter": "mine_parts:Nameless"}, "name is 'none', which is the name of plain decoding"),
         (
             {"drafter": {"kind": "mine_parts:Mine", "options": {"depth": 1}}},
             "method.drafter.options: mine_parts:Mine refuses them: TypeError: .*unexpected keyword argument 'depth'",
+        ),
+        (
+            {"drafter": "mine_parts:Unborn"},
+            r"method.drafter.kind: mine_parts:Unborn cannot be made: NameError: .*mine_parts.py, line \d+$",
         ),
         ({"tree": {"kind": "mine_parts:Mine"}}, "method.tree.kind: .* must be a subclass of .*TreePolicy"),
         (
@@ -177,6 +189,46 @@ def test_a_source_kind_that_is_no_format_is_refused(tmp_path: Path) -> None:
     install_external({"source.kind": "mine_parts:number"}, tmp_path)
     with pytest.raises(ConfigError, match=r"source.kind: mine_parts:number is int, and it must be a .*\.SourceKind"):
         kind_of("mine_parts:number")
+
+
+FORMAT = """
+from pipeline.formats.lines import LineFormat
+
+class Pairs(LineFormat):
+    name = "pairs"
+    suffixes = (".pairs",)
+
+    def select(self, filesystem, root, files, needs):
+        needs.require(["text"], "a file of pairs")
+
+    def parser(self, filesystem, spec, path):
+        return lambda record: {"text": record.text(self.max_bytes)}
+
+KIND = Pairs().kind
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("", ""),
+        ("needs.requires", r"'Needs' object has no attribute 'requires'.*; .*mine_format.py, line 9"),
+        ("self.max_byte)", r"'Pairs' object has no attribute 'max_byte'.*; .*mine_format.py, line 12"),
+        ("parser(self, spec, path)", r"TypeError: .*positional arguments"),
+    ],
+)
+def test_a_fault_of_a_format_is_refused_with_its_line(tmp_path: Path, fault: str, reason: str) -> None:
+    right = {"needs.requires": "needs.require", "self.max_byte)": "self.max_bytes)"}
+    right["parser(self, spec, path)"] = "parser(self, filesystem, spec, path)"
+    (tmp_path / "mine_format.py").write_text(FORMAT.replace(right[fault], fault) if fault else FORMAT)
+    (tmp_path / "a.pairs").write_text("first\nsecond\n")
+    config = job({"kind": "mine_format:KIND", "path": str(tmp_path / "a.pairs")}, tmp_path / "out")
+    install_external(external_names(config), tmp_path)
+    if not fault:
+        assert plan_of(config).datasource.num_samples == 2
+        return
+    with pytest.raises(ConfigError, match=f"^source.kind: the code of mine_format:KIND raised .*{reason}"):
+        plan_of(config)
 
 
 @pytest.mark.parametrize("kind", ["m:", ":C", "m:C.d", "m n:C", "m-x:C", f"{'m' * 200}:C"])
