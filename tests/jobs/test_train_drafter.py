@@ -332,9 +332,9 @@ def test_a_killed_process_resumes(source: Path, tmp_path: Path) -> None:
     """SIGKILL right behind a checkpoint, whatever was open."""
     program = (
         "import os, sys, pipeline.training.run as t\n"
-        "save = t.Run._save\n"
+        "save = t.TrainingRun._save\n"
         "def kill(self):\n    save(self)\n    os.kill(os.getpid(), 9)\n"
-        "t.Run._save = kill\n"
+        "t.TrainingRun._save = kill\n"
         "from jobs.train_drafter import main\nmain(sys.argv[1:])\n"
     )
     job = command(source, tmp_path / "head", "workers.checkpoint_every_s=0")

@@ -126,7 +126,7 @@ def pictures() -> Cases:
         "bilevel": (encode(1, (9, 9), mode="1"), OK),
         "16 bit grey": (sixteen_bit(), OK),
         "floating point": (floating(), codes("unsupported_image")),
-        "Lab": (lab(), codes("unsupported_image")),
+        "Lab": (lab(), OK),
         "animated GIF": (animated("GIF"), OK),
         "animated WebP": (animated("WEBP"), OK),
         "animated PNG": (animated("PNG"), OK),
@@ -395,7 +395,7 @@ def damaged_lines() -> list[bytes]:
             b"NaN",
             b'{"ask": "\\ud800"',
         ),
-        *(b"\xef\xbb\xbf", b"\x1b[2J", b"<xml/>", b"id,ask", b"---", b"\x1f\x8b\x08"),
+        *(b"\xef\xbb\xbf{", b"\x1b[2J", b"<xml/>", b"id,ask", b"---", b"\x1f\x8b\x08"),
     ]
 
 
