@@ -6,12 +6,12 @@ user's Python function `module:function`, which receives both texts. Retention i
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from configs.load import ConfigError
+from files.external_code import ExternalCodeError, load
 
 
 class MetricError(RuntimeError):
@@ -47,11 +47,10 @@ def _units(output: Output, plain: Output) -> tuple[Sequence[Hashable], Sequence[
 
 
 def _imported(metric: str, where: str) -> Loss:
-    module, _, name = metric.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module raises any error
-        raise ConfigError(f"{where}: {metric} cannot be imported: {type(error).__name__}: {error}") from None
+        function = load(metric)
+    except ExternalCodeError as error:
+        raise ConfigError(f"{where}: {metric}: {error}") from None
     if not callable(function):
         raise ConfigError(f"{where}: {metric} is no function but {type(function).__name__}")
 

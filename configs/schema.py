@@ -14,8 +14,7 @@ from configs.method import MethodConfig
 from configs.output import ExportConfig, OutputConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
-from configs.source import BEFORE, VIDEO_BEFORE, SourceConfig
-from files.external_code import is_external
+from configs.source import SourceConfig
 
 
 class MessageConfig(Section):
@@ -228,16 +227,6 @@ class CaptionSinkConfig(SinkConfig):
     """Further [forms](../guides/output.md#exports) of the results, which are written when all rows are published."""
 
 
-CIRCUMSTANCES = ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes")
-ROW_RULES = ("integral_ids", "text_only_rows", "final_answers", "companions")
-"""Keys of `source` that older outputs do not have; those that change more than error rows are in `source.content()`."""
-VIDEO_CIRCUMSTANCES = ("worker_max_videos", "worker_max_bytes")
-"""Keys of `source` and `source.video` that do not affect the output."""
-SHOTS = ("split", "shot_threshold", "min_shot_s", "max_shot_s", "max_shots")
-"""Keys of `source.video` that outputs without shots do not have, as outputs that were begun before these keys existed.
-"""
-
-
 class DatasetJobConfig(Section):
     """Base of the jobs that write a dataset; a job can resume the output of a job with equal `content`."""
 
@@ -280,20 +269,7 @@ class DatasetJobConfig(Section):
         data["job"] = {"seed": self.job.seed}
         data["sink"] = {name: data["sink"][name] for name in self._sink_content}
         data["method"] = self.method.content()
-        for name in (*CIRCUMSTANCES, *ROW_RULES):
-            del data["source"][name]
-        for name, value in BEFORE.items():
-            if not self.reads_images or data["source"][name] == value:
-                del data["source"][name]
-        data["source"] |= self.source.content()
-        if data["source"]["delimiter"] == "auto":
-            data["source"]["delimiter"] = None  # differs for files only that could not be read before
-        video = data["source"]["video"]
-        for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
-            del video[name]
-        for name, value in VIDEO_BEFORE.items():
-            if not self.reads_videos or video[name] == value:
-                del video[name]
+        data["source"] = self.source.content(self.reads_images, self.reads_videos)
         for weights in filter(None, data["model"].values()):
             del weights["device"]
         return {**data, "revisions": revisions}
@@ -402,15 +378,11 @@ class CaptionJobConfig(DatasetJobConfig):
 
     @property
     def reads_images(self) -> bool:
-        """Whether rows may have images: of files, tars, a column, a conversation, or a format of the user's."""
-        kind, named = self.source.kind, (self.source.columns.image, self.columns.messages)
-        return kind in ("images", "webdataset") or is_external(kind) or named != (None, None)
+        return self.source.may_have_images or self.columns.messages is not None
 
     @property
     def reads_videos(self) -> bool:
-        """Whether rows may have videos: of files, tars, a column, or a format of the user's."""
-        kind = self.source.kind
-        return kind in ("videos", "webdataset") or is_external(kind) or self.source.columns.video is not None
+        return self.source.may_have_videos or self.columns.messages is not None
 
     @property
     def multiplies_rows(self) -> bool:

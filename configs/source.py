@@ -130,11 +130,31 @@ SHARES = 6
 """Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels or processor outputs, and Ray's copy of
 these take two shares each, because a task has rows of one share and one further row of at most one share."""
 
-BEFORE = {"convert_to_srgb": False}
-"""Keys of `source` that affect images, and outputs that were begun before these keys existed do not have: the values
-with which images are decoded as for these outputs."""
-VIDEO_BEFORE = {"square_pixels": False}
+CIRCUMSTANCES = ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes")
+VIDEO_CIRCUMSTANCES = ("worker_max_videos", "worker_max_bytes")
+"""Keys of `source` and `source.video` that do not affect the output."""
+OLDER = {
+    "convert_to_srgb": False,
+    "integral_ids": False,
+    "companions": "show",
+    "text_only_rows": "error",
+    "final_answers": "error",
+}
+"""Keys of `source` that older outputs do not have, with the values by which those outputs were read."""
+VIDEO_OLDER = {"square_pixels": False}
 """The same for keys of `source.video`."""
+ONLY_ERROR_ROWS = ("text_only_rows",)
+"""Keys that decide only whether a row of a job is an error row, so that they may differ between attempts."""
+SHOTS = ("split", "shot_threshold", "min_shot_s", "max_shot_s", "max_shots")
+"""Keys of `source.video` that outputs without shots do not have."""
+
+
+def with_older(source: Any) -> Any:
+    """Return the recorded section `source` of an output, with keys that it does not have at their older values."""
+    if not isinstance(source, dict):
+        return source
+    video = source.get("video")
+    return OLDER | source | ({"video": VIDEO_OLDER | video} if isinstance(video, dict) else {})
 
 
 class SourceConfig(Section):
@@ -199,12 +219,47 @@ class SourceConfig(Section):
         """`path` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
-    def content(self) -> dict[str, Any]:
-        """Return the newer keys that affect this source and are not at the value that older outputs were read with."""
-        has_rows = self.kind in ("csv", "hf", "webdataset") or is_external(self.kind)
-        affects = {"integral_ids": self.id_column is not None and has_rows, "companions": self.kind == "webdataset"}
-        older = {"integral_ids": False, "companions": "show"}
-        return {name: getattr(self, name) for name in older if affects[name] and getattr(self, name) != older[name]}
+    @property
+    def may_have_images(self) -> bool:
+        """Whether rows may have images, besides those of conversations."""
+        return self.kind in ("images", "webdataset") or is_external(self.kind) or self.columns.image is not None
+
+    @property
+    def may_have_videos(self) -> bool:
+        """Whether rows may have videos: of files, tars, a column, or a format of the user's."""
+        return self.kind in ("videos", "webdataset") or is_external(self.kind) or self.columns.video is not None
+
+    def comparable(self, reads_images: bool, reads_videos: bool) -> dict[str, Any]:
+        """Return all keys as plain data, for a job that reads images or videos. A newer key is left out if it cannot
+        affect this source, or has the value by which older outputs were read."""
+        data = self.model_dump(mode="json")
+        has_text_ids = self.kind in ("csv", "hf", "webdataset") or is_external(self.kind)
+        affects = {
+            "convert_to_srgb": reads_images,
+            "integral_ids": self.id_column is not None and has_text_ids,
+            "companions": self.kind == "webdataset",
+            "text_only_rows": reads_images or reads_videos,
+            "final_answers": False,  # only conversations, and of these only whether a row is an error row
+        }
+        for name, value in OLDER.items():
+            if not affects[name] or data[name] == value:
+                del data[name]
+        if data["delimiter"] == "auto":
+            data["delimiter"] = None  # differs for files only that could not be read before
+        video = data["video"]
+        for name, value in VIDEO_OLDER.items():
+            if not reads_videos or video[name] == value:
+                del video[name]
+        return data
+
+    def content(self, reads_images: bool, reads_videos: bool) -> dict[str, Any]:
+        """Return the keys of `comparable` that affect the results of a job."""
+        data = self.comparable(reads_images, reads_videos)
+        data = {name: value for name, value in data.items() if name not in (*CIRCUMSTANCES, *ONLY_ERROR_ROWS)}
+        shots = SHOTS if self.video.split == "windows" else ()
+        for name in (*VIDEO_CIRCUMSTANCES, *shots):
+            del data["video"][name]
+        return data
 
     @property
     def max_row_bytes(self) -> int:

@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check the methods of a file and return the exit status."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
-        methods = read_methods(arguments.config, arguments.overrides)
-        for name in names_not_checked(read_yaml(arguments.config)):
+        data, methods = read_methods(arguments.config, arguments.overrides)
+        for name in names_not_checked(data):
             print(f"not checked here: {name}; `--dry-run` of the job checks it")
         install_external(dict(parts_of(methods)), arguments.config.parent)
         passed = [check(where, method) for where, method in methods.items()]
@@ -59,8 +59,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return take_job_file(known, known.parse_intermixed_args(argv))
 
 
-def read_methods(path: Path, overrides: Sequence[str]) -> dict[str, MethodConfig]:
-    """Return the methods of a file by dotted path: one, or the candidates of `auto`. Raises ConfigError."""
+def read_methods(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, MethodConfig]]:
+    """Return the data of a file, and its methods by dotted path: one, or the candidates of `auto`. Raises
+    ConfigError."""
     path, defaults = find_job(path)
     data = read_yaml(path)
     for override in (*(default for default in defaults if default.startswith("method")), *overrides):
@@ -71,7 +72,7 @@ def read_methods(path: Path, overrides: Sequence[str]) -> dict[str, MethodConfig
     resolve_methods(data, str(path))
     if "method" not in data:
         raise ConfigError(f"{path}: method: is required")
-    return validate(_File, {"method": data["method"]}, str(path)).method.places
+    return data, validate(_File, {"method": data["method"]}, str(path)).method.places
 
 
 def names_not_checked(data: dict[str, Any]) -> Iterator[str]:

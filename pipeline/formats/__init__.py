@@ -24,6 +24,9 @@ KINDS: tuple[SourceKind, ...] = (
     lance.KIND,
 )
 
+FAULT = "the code of {} raised "
+"""Beginning of the message of a fault of external code."""
+
 
 def kind_of(name: str) -> SourceKind:
     """Return a built-in source kind, or the one that `module:name` names; ConfigError if that is none."""
@@ -41,7 +44,10 @@ def kind_of(name: str) -> SourceKind:
         survey=kind.survey and _refusing(name, kind.survey),
         select=kind.select and _refusing(name, kind.select),
         list_units=kind.list_units and _refusing(name, kind.list_units),
+        can_split=_refusing(name, kind.can_split),
+        count_early=kind.count_early and _refusing(name, kind.count_early),
         read=partial(_reading, name, kind.read),
+        read_ids=kind.read_ids and partial(_reading, name, kind.read_ids),
     )
 
 
@@ -66,10 +72,6 @@ def _reading(name: str, read: Callable[..., Iterator[Any]], *arguments: Any) -> 
         yield from read(*arguments)
     except (AttributeError, NameError, TypeError, ImportError) as error:
         raise RuntimeError(_fault(name, error)) from None
-
-
-FAULT = "the code of {} raised "
-"""Beginning of the message of a fault of external code."""
 
 
 def _fault(name: str, error: Exception) -> str:

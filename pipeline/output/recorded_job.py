@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJobConfig, SamplingConfig
-from configs.source import BEFORE, VIDEO_BEFORE
+from configs.source import with_older
 from files.installation import command
 from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.manifest.freezing import list_source, open_listing
@@ -179,10 +179,7 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     if isinstance(data.get("sampling"), dict):
         # A key that the job did not have yet is at its default, and not the target's generation setting.
         data["sampling"] = SamplingConfig().model_dump(mode="json") | data["sampling"]
-    if isinstance(data.get("source"), dict):
-        data["source"] = BEFORE | data["source"]
-        if isinstance(data["source"].get("video"), dict):
-            data["source"]["video"] = VIDEO_BEFORE | data["source"]["video"]
+    data["source"] = with_older(data.get("source"))
     revisions = record.get("content", {}).get("revisions", {})
     config = validate(CaptionJobConfig, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from configs.load import ConfigError
-from configs.source import JobOutputConfig
+from configs.source import JobOutputConfig, SourceConfig, with_older
 from configs.training import TrainDrafterJobConfig
 from pipeline.manifest.overlap import refuse_overlap
 from pipeline.run.resume import flatten
@@ -56,7 +58,8 @@ def claim_output(job: TrainDrafterJobConfig, inputs: Inputs, target_revision: st
 
 def _check_same(folder: Path, record: dict[str, Any]) -> None:
     """Raise ConfigError if the run in this folder was started with another record; names up to five differences."""
-    begun, now = flatten(json.loads((folder / RUN).read_text(encoding="utf-8"))), flatten(record)
+    recorded = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    begun, now = (flatten(_comparable(run)) for run in (recorded, record))
     different = (name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name))
     if changed := sorted(name.removeprefix("config.") for name in different):
         raise ConfigError(
@@ -81,3 +84,15 @@ def sole(lock: Path, refusal: str) -> Iterator[None]:
         except OSError:
             raise ConfigError(refusal) from None
         yield
+
+
+def _comparable(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with a source that can be compared with those of versions with fewer keys."""
+    config = record["config"]
+    if config["source"].get("kind") == JobOutputConfig.model_fields["kind"].default:
+        return record
+    try:
+        source = SourceConfig.model_validate_json(json.dumps(with_older(config["source"])))
+    except ValidationError:  # keys or values that this version does not have
+        return record
+    return record | {"config": config | {"source": source.comparable(source.may_have_images, source.may_have_videos)}}

@@ -80,7 +80,7 @@ def test_a_function_that_fails_is_an_error_with_its_name(module: str, name: str,
     ("metric", "reason"),
     [
         ("no_such_module:loss", "ModuleNotFoundError"),
-        ("metric_of_a_user:nothing", "AttributeError"),
+        ("metric_of_a_user:nothing", "has no 'nothing'; it has absent"),
         ("metric_of_a_user:number", "is no function but int"),
         ("bleu", "ModuleNotFoundError"),
     ],

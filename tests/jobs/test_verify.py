@@ -138,7 +138,7 @@ def test_a_job_with_a_lossy_method_has_a_retention(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--metric", "no_module:loss"], "--metric: no_module:loss cannot be imported"),
+        (["--metric", "no_module:loss"], "--metric: no_module:loss: 'no_module' cannot be imported"),
         (["--share", "1e-9"], "--share 1e-09: none of the 24 published rows is chosen"),
         (["--max-loss", "0.1", "--share", "1"], "--max-loss: the output and the second decoding are lossless"),
         (["--against", "none.yaml"], "none.yaml: cannot be read"),

@@ -15,6 +15,7 @@ import pytest
 
 from actors.training.samples import TrainingRow
 from configs.load import ConfigError, validate
+from configs.source import OLDER
 from configs.training import TrainDrafterJobConfig
 from models.llamagen.shape import GptShape
 from pipeline.manifest.datasource import SpanDatasource
@@ -22,6 +23,8 @@ from pipeline.media.image_decoding import DecodeOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
 from pipeline.training import run
+from pipeline.training.inputs import open_inputs
+from pipeline.training.output import claim_output
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
 
 SHAPE = GptShape(32, 1, 4, 48, 60, 2, "text", 7, condition_dim=3)
@@ -127,3 +130,30 @@ def test_the_best_weights_are_those_of_the_best_first_choice_and_for_images_of_t
     for trainer.step in (1, 2, 3):
         run.TrainingRun._measure(state)
     assert state._best["weights"] == state._best["step"] == kept
+
+
+@pytest.mark.parametrize(("kind", "is_affected"), [("parquet", False), ("csv", True)])
+def test_a_run_of_an_older_version_resumes_by_its_own_rules(kind: str, is_affected: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, "parquet", {"id": ["a", "b"], "q": ["x", "y"], "a": ["1", "2"]})
+    if kind == "csv":
+        path = tmp_path / "rows.csv"
+        path.write_text("id,q,a\n1,x,1\n2,y,2\n")
+    source = {"kind": kind, "path": str(path), "id_column": "id"}
+    output = {"path": str(tmp_path / "head")}
+
+    def claim(**rules: Any) -> None:
+        started = job(path, source=source | rules, prompt="{q}", answer_column="a", output=output)
+        claim_output(started, open_inputs(started), "t0")
+
+    claim()
+    record_file = tmp_path / "head/_job/run.json"
+    record = json.loads(record_file.read_text())
+    recorded = record["config"]["source"]
+    record["config"]["source"] = {name: value for name, value in recorded.items() if name not in OLDER}
+    del record["config"]["source"]["video"]["square_pixels"]
+    record["config"]["source"]["delimiter"] = None
+    record_file.write_text(json.dumps(record))
+    if is_affected:
+        with pytest.raises(ConfigError, match=r"begun otherwise: source\.integral_ids changed"):
+            claim()
+    claim(**({"integral_ids": False} if is_affected else {}))
