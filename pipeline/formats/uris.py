@@ -178,12 +178,15 @@ def scheme_of(uri: str) -> str:
 
 def spellings(uri: str) -> Iterator[str]:
     """Yield a URI as it is written, and then the ways in which other systems spell the same name: without white space
-    around it, percent-decoded, with `/` for the separator of Windows, and in Unicode's forms NFC and NFD."""
+    around it, percent-decoded, with `/` for the separator of Windows, and in Unicode's forms NFC and NFD. All have the
+    scheme of the URI, which was checked: `http%3A//host` is a path, and no spelling of a path is a URL."""
     texts = [uri]
     for change in (str.strip, unquote, lambda text: text.replace("\\", "/")):
         texts += [changed for text in texts if (changed := change(text)) not in texts]
     forms = (unicodedata.normalize(form, text) for text in texts for form in ("NFC", "NFD"))
-    yield from dict.fromkeys(text for text in (*texts, *forms) if text and "\0" not in text and "::" not in text)
+    named = (text for text in (*texts, *forms) if text and "\0" not in text and "::" not in text)
+    scheme = scheme_of(uri)
+    yield from dict.fromkeys(text for text in named if scheme_of(text) == scheme)
 
 
 def _refused(uri: str, why: str) -> RowError:

@@ -161,6 +161,27 @@ def test_the_name_as_it_is_written_comes_first_and_no_spelling_leaves_the_root(t
 
 
 @pytest.mark.parametrize(
+    "uri",
+    [
+        "http%3A//169.254.169.254/x.png",
+        "http%3A%2F%2F127.0.0.1%3A9/x.png",
+        "http:\\\\127.0.0.1\\x.png",
+        "s3%3A//bucket/x.png",
+        "%66ile:///etc/hostname",
+        "data%3Aimage/png;base64,AAAA",
+    ],
+)
+def test_no_spelling_of_a_path_has_a_scheme(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    open_url = access.open_url
+    monkeypatch.setattr(access, "open_url", lambda url, where: opened.append(url) or open_url(url, where))
+    rows = decoded(lines(tmp_path / "r.jsonl", {"image": uri}), tmp_path)
+    assert [colours(row) for row in rows] == ["missing_image"]
+    assert {access.uri_scheme(url) for url in opened} <= {"", "file"}
+    assert not any("etc/hostname" in url for url in opened)
+
+
+@pytest.mark.parametrize(
     ("url", "expected"),
     [
         ("S3://Bucket/Key", "s3://Bucket/Key"),
