@@ -4,11 +4,14 @@ examples of properties that are the same in every run."""
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from files import external_code
 from tests.durations import Durations
 
 # Tests fork processes. The handlers that gRPC would run then can block later calls of Ray in this process.
@@ -38,6 +41,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def one_torch_thread() -> None:
     """Undo what an engine or a training of an earlier test has set: threads that wait for each other spin."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_external_code() -> Iterator[None]:
+    """Forget the modules of users that a test has installed in this process."""
+    yield
+    for module in external_code._FINDER.files:
+        sys.modules.pop(module, None)
+    external_code._FINDER.files.clear()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -60,8 +60,8 @@ class LineFeeds:
         return int(self._stream.seek(offset))
 
 
-class Begun:
-    """A stream whose first bytes, `head`, were read."""
+class PrefixedStream:
+    """A stream whose first bytes, `head`, have been read already."""
 
     def __init__(self, head: bytes, stream: Any) -> None:
         self._head, self._stream = head, stream

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.source import SourceConfig
-from pipeline.formats.encodings import HEAD_BYTES, Begun, LineFeeds, Recoded, encoding_of, has_cr_lines
+from pipeline.formats.encodings import HEAD_BYTES, LineFeeds, PrefixedStream, Recoded, encoding_of, has_cr_lines
 from pipeline.formats.kind import (
     RANGES,
     Chunk,
@@ -105,7 +105,7 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) as plain:
             limited = _Limited(plain, max_bytes)
             head = read_head(limited)
-            stream, encoding = Begun(head, limited), encoding_of(head)
+            stream, encoding = PrefixedStream(head, limited), encoding_of(head)
             stream = _skipped(_with_line_feeds(stream if encoding is None else Recoded(stream, encoding)), offset)
             with noting_byte(file.tell):
                 yield stream
@@ -121,7 +121,7 @@ def read_head(stream: Any) -> bytes:
 
 def _with_line_feeds(stream: Any) -> Any:
     head = read_head(stream)
-    begun = Begun(head, stream)
+    begun = PrefixedStream(head, stream)
     return LineFeeds(begun) if has_cr_lines(head) else begun
 
 

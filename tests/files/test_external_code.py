@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from ray import cloudpickle
 
 from files import external_code
 from files.external_code import MAX_FILES, ExternalCodeError, find, install, is_external, load
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Forgets installed files and their modules after each test."""
-    yield
-    for module in external_code._FINDER.files:
-        sys.modules.pop(module, None)
-    external_code._FINDER.files.clear()
 
 
 def write(folder: Path, **files: str) -> Path:

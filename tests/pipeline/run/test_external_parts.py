@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from configs.load import ConfigError, validate
 from configs.method import MethodConfig
-from files import external_code
 from pipeline.formats import kind_of
 from pipeline.run.external_parts import (
     METRIC,
@@ -61,15 +58,6 @@ number = 3
 def loss(own, plain):
     return 0.0
 """
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Forgets installed files and their modules after each test."""
-    yield
-    for module in external_code._FINDER.files:
-        sys.modules.pop(module, None)
-    external_code._FINDER.files.clear()
 
 
 def method(drafter: Any = "mine_parts:Mine", **parts: Any) -> MethodConfig:
