@@ -52,7 +52,7 @@ def _decoders(results: Results) -> Iterator[Results]:
         what, by = f"640 × 480 JPEG to {throughput['side_px']} px", "Pillow"
         if decoder:
             frames, gop = f"{throughput['num_frames']} frames to {throughput['side_px']} px", case.rpartition("_")[2]
-            what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", decoder
+            what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", f"`{decoder}`"
         yield cell | {"what": what, "by": by}
 
 

@@ -151,7 +151,7 @@ class Suite:
         return ""
 
     def check_repeats(self) -> str:
-        """Decode the same requests twice, with the parts of one method in two engines one after the other."""
+        """Decode the same requests twice, each time with new parts."""
         target = toys.target()
         wanted = requests(5, SAMPLED)
         first, second = (decode(self.checked(target), target, 3, wanted) for _ in range(2))
