@@ -115,9 +115,10 @@ def main(arguments: list[str]) -> int:
     config = folder / "job.yaml"
     config.write_text(yaml.safe_dump(config_in(folder).resolved()))
     command = Command(
-        module="tests.chaos.fleet",
+        name="tests.chaos.fleet",
         verb="captioning",
         doc="",
+        example="",
         model=CaptionJobConfig,
         make_plan=lambda config, limit, _, resume, shard: plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],

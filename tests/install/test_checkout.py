@@ -30,7 +30,7 @@ def test_a_module_below_draftfleet_is_the_top_level_module(name: str) -> None:
 
 def test_names_and_lazy_attributes_are_imported_through_the_alias() -> None:
     alias = importlib.import_module("draftfleet.decoding")
-    from draftfleet.decoding.types import Request
+    from draftfleet.decoding.types import Request  # type: ignore[import-not-found]
 
     assert alias.Engine is importlib.import_module("decoding.engine").Engine  # imported by decoding.__getattr__
     assert Request is importlib.import_module("decoding").Request

@@ -183,10 +183,11 @@ def test_telemetry_counts_matches_their_length_and_their_source() -> None:
     assert drafter.extras(1)["suffix_match_tokens_mean"] == 1.0
     assert drafter.extras(1)["suffix_shared_match_rate"] == 0.0
     assert drafter.extras(2)["suffix_match_rate"] == 0.0
+    nothing = torch.zeros(0, dtype=torch.long)
     drafter.admit(
         blocks.slots(0),
         torch.tensor([3]),
-        [PrefillOutput(Prefix(*[torch.zeros(0, dtype=torch.long)] * 3, torch.zeros(0).bool()))],
+        [PrefillOutput(Prefix(nothing, nothing, nothing, nothing > 0))],
     )
     assert drafter.extras(0)["suffix_shared_match_rate"] == 0.0
 
