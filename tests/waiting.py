@@ -18,7 +18,7 @@ def until(
     reason: Callable[[], str] = lambda: "nothing was found",
     process: subprocess.Popen[bytes] | None = None,
 ) -> Found:
-    """The first true value of `look`; fails with `reason` after `PATIENCE_S` of waiting, or once `process` has ended."""
+    """The first true value of `look`; fails with `reason` after `PATIENCE_S` of waiting, or when `process` ends."""
     pause = Event()
     for _ in range(int(PATIENCE_S / POLL_S)):
         has_ended = process is not None and process.poll() is not None
