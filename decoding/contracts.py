@@ -177,6 +177,9 @@ class Drafter(ABC):
     def open(self, spec: EngineSpec) -> None:
         """Allocate state."""
 
+    def allocate(self) -> None:
+        """Allocate KV caches that the first prefill would allocate, so that steps can be recorded before it."""
+
     def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         """Return the sample's prompt for each lane; `prefill_output` is a result of `PrefillOutput.outline`."""
         return []
@@ -200,9 +203,6 @@ class Drafter(ABC):
     def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
-
-    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
-        """Prepare KV caches for a step of `num_levels` levels that may be replayed; called before `replay_key`."""
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """Return the host state that the kernels of `draft` and `commit` depend on in a step of `num_levels` levels;

@@ -93,7 +93,7 @@ class Engine:
         method.drafter.open(spec)
         method.tree.open(spec)
         method.acceptance.open(spec)
-        self._runner = StepRunner(self._lanes, self._slots)
+        self._runner = StepRunner(self._lanes, self._slots, method)
         self._needs_hidden, self._needs_features = method.acceptance.needs_hidden, bool(layers)
         self._needs_attention = method.drafter.needs_attention
         # In half precision, results depend on kernels and batch sizes.
@@ -141,6 +141,9 @@ class Engine:
         """Admit requests, then draft and verify once; return requests that finished, with asynchronous output
         processing those of the previous step."""
         self._admission.prefetch()
+        if self._runner.records_ahead and self._queue.num_waiting:
+            first = islice(self._queue.waiting(), len(self._slots.free))
+            self._runner.record_ahead([request.sampling for request in first])
         finished = self._admit()
         ended, launched = self._launch()
         finished += ended + self._process_in_flight()
@@ -275,7 +278,7 @@ class Engine:
         if self._slots.constraints.applies(self._slots.active):
             # Masks depend on the tokens of the step in flight.
             finished += self._process_in_flight()
-        if not (ids := self._slots.unfinished):
+        if not (ids := self._step_ids()):
             return finished, None
         progress = [self._slots.at(slot) for slot in ids]
         most = max(min(state.levels, state.remaining - 1) for state in progress)
@@ -285,7 +288,7 @@ class Engine:
         if choice.levels and num_unread:
             # Requests that have finished need no drafter prefill.
             finished += self._process_in_flight()
-            if not (ids := self._slots.unfinished):
+            if not (ids := self._step_ids()):
                 return finished, None
             progress = [self._slots.at(slot) for slot in ids]
             self._prefill_drafter(self._slots.batch(ids), progress)
@@ -293,13 +296,19 @@ class Engine:
                 choice = self.method.controller.choose(len(ids), 0, 0, 0)
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
-        result = self._runner.run(self.method, slots, self._slots.sampling(slots), choice.levels)
+        result = self._runner.run(slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
         copy = self._lanes.backend.copy_to_host(result.output, result.packed)  # the step's only copy
         launched = StepInFlight(slots, progress, choice, missed, forwards, result, copy, time.perf_counter())
         launched.record_launch()
         return finished, launched
+
+    def _step_ids(self) -> list[int]:
+        """Return the slots of the next step, none if all requests finish with the step in flight. A step of a fixed
+        size includes slots that may finish."""
+        unfinished = self._slots.unfinished
+        return self._slots.active if unfinished and self._runner.recorder is not None else unfinished
 
     def _process_in_flight(self, is_late: bool = False) -> list[Completion]:
         """Process the output of the step in flight, if any."""
@@ -342,7 +351,7 @@ class Engine:
         outcome = StepOutcome(
             levels=launched.choice.levels,
             seconds=launched.seconds,
-            accepted=[n - 1 for n in step.counts],
+            accepted=[n - 1 for n in step.counts[: len(offered)]],
             offered=offered,
             num_missed=launched.num_missed,
             prefill=self._drafter_prefill.take_prefill_time(),

@@ -148,11 +148,15 @@ def run_step(
     slots: SlotBatch,
     rows: RowSampling,
     num_levels: int,
+    limit: Tensor | None = None,
 ) -> StepResult:
-    """Draft, verify, accept and commit once for `slots`, with trees of at most `num_levels` levels."""
+    """Draft, verify, accept and commit once for `slots`, with trees of at most `num_levels` levels, of which the first
+    `limit` (), if given, have valid drafts."""
     started = time.perf_counter()
     noise = StepNoise(table.noise(slots), num_levels + 1, table.vocab_size)
     max_depth = table.max_depth(slots)
+    if limit is not None:
+        max_depth = torch.minimum(max_depth, limit)
     tree = grow_tree(method, slots, slots.of(table.root), num_levels, rows, noise, max_depth).within(max_depth)
     drafted = time.perf_counter()
     drafts = table.constraints.read(slots, tree)

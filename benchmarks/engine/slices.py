@@ -135,7 +135,7 @@ def time_forwards(kinds: Mapping[str, tuple[LaneModel, int]], batch: int, length
 def _time_forward(lanes: LaneModel, batch: int, num_nodes: int, length: int) -> float:
     slots = SlotBatch(torch.arange(batch), tuple(range(batch)), (0,) * batch)
     lanes.cache.lens[:batch] = length
-    lanes._prefix_lengths[:batch] = [length] * batch
+    lanes.rows.prefix_lengths[:batch] = [length] * batch
     tokens = torch.full((batch, num_nodes), 5)
     depth = torch.arange(num_nodes).expand(batch, -1)
     visible = torch.ones(num_nodes, num_nodes, dtype=torch.bool).tril().expand(batch, -1, -1)

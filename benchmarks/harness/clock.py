@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from decoding.contracts import Method
 from decoding.scheduling.replay import StepRunner
 from models.backends.recorder import KernelRecorder, Out
 from models.kv.lanes import LaneModel, SlotBatch
@@ -161,9 +160,9 @@ class DeviceClock:
     def _watch_slots(self, runner: StepRunner) -> None:
         run = runner.run
 
-        def noted(method: Method, slots: SlotBatch, *given: Any) -> Any:
+        def noted(slots: SlotBatch, *given: Any) -> Any:
             self._slots = slots
-            return run(method, slots, *given)
+            return run(slots, *given)
 
         runner.run = noted  # type: ignore[method-assign,assignment]
 
@@ -202,7 +201,7 @@ class DeviceClock:
 
 def bytes_read(model: LaneModel, weights: int, column: int, slots: SlotBatch, num_nodes: int) -> int:
     """Return a lower bound of the bytes that a forward of `num_nodes` nodes over all slots reads."""
-    cached = sum(model._prefix_lengths[slot] for slot in slots.ids) + sum(slots.num_generated)
+    cached = sum(model.rows.prefix_lengths[slot] for slot in slots.ids) + sum(slots.num_generated)
     return weights + (cached + num_nodes) * column
 
 

@@ -83,18 +83,18 @@ class Filled:
         """Run `LaneModel.admit`, then mark the random positions as cached."""
         cache = self._lanes.cache
         if not self._is_filled:
-            # The first forward allocates the cache; it stays filled afterwards, so nothing may wipe it.
+            # The first forward allocates the cache; it stays filled afterwards, so nothing may zero it.
             self._admit(slots, prefixes, *options, **named)
             for memory in (*cache.keys, *cache.values):
                 assert memory is not None
                 noise = torch.randn(memory.shape[2:], generator=torch.Generator().manual_seed(SEED))
                 memory.copy_(noise.to(memory.dtype))
-            setattr(cache, "wipe", lambda *_: None)  # noqa: B010
+            setattr(cache, "zero", lambda *_: None)  # noqa: B010
             self._is_filled = True
         prefill = self._admit(slots, prefixes, *options, **named)
-        cache.lens[self._lanes.rows(slots)] += self._num_columns
+        cache.lens[self._lanes.rows.of(slots)] += self._num_columns
         for slot in slots.ids:
-            self._lanes._prefix_lengths[slot] += self._num_columns
+            self._lanes.rows.prefix_lengths[slot] += self._num_columns
         return prefill
 
 

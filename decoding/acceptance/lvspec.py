@@ -147,7 +147,11 @@ class VisualMemory:
     def replay_key(self, slots: SlotBatch) -> Hashable:
         """Return the number of positions that `relevance` reads, and the width of the buffers, which are replaced when
         it grows."""
-        return max(self._counts[slot] for slot in slots.ids), self._inverse.shape[1]
+        return self._widest(slots), self._inverse.shape[1]
+
+    def _widest(self, slots: SlotBatch) -> int:
+        """Return the largest number of visual tokens of a slot."""
+        return max((self._counts[slot] for slot in slots.ids), default=0)
 
     def has_visual(self, slots: SlotBatch) -> Tensor:
         """Return a mask (b,) of the samples with visual tokens."""
@@ -158,7 +162,7 @@ class VisualMemory:
 
         A sample with fewer visual tokens averages over all of them; without any, the result is 0. LVSpec, Eq. 8.
         """
-        widest = max(self._counts[slot] for slot in slots.ids)
+        widest = self._widest(slots)
         if widest == 0 or self._states is None:
             return hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
         states = hidden.float()

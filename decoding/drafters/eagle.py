@@ -60,6 +60,13 @@ class EagleDrafter(FeatureDrafter):
         self._summaries = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.summary_size)
         self._prompts = {}
 
+    def allocate(self) -> None:
+        token, features = self._missed.count[:1, None], self._output[:1, :, None] * 0.0
+        pair = self.network.fuse(
+            self._embed(token)[:, None].expand_as(features), features, self._summaries[:1, :, None]
+        )
+        self.lanes.allocate(pair[:, 0])
+
     def skip(self, slots: SlotBatch) -> None:
         super().skip(slots)
         self._output[slots.index] = 0.0

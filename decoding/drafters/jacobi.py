@@ -74,7 +74,7 @@ class JacobiDrafter(Drafter):
         self._output[slots.index[:, None], length[:, None] + depth] = tokens
         # A step of fewer levels, or without drafts, leaves the older drafts behind its own choices.
         known = length + max(num_nodes, self._window)
-        self._length[slots.index] = length + result.n
+        slots.add(self._length, result.n)
         self._fill(slots, length + result.n, known)
 
     def _fill(self, slots: SlotBatch, length: Tensor, known: Tensor) -> None:

@@ -87,7 +87,7 @@ class LookupDrafter(Drafter):
         tokens = torch.where(offset < result.n[:, None], tokens, NO_TOKEN)
         length = self._length[index]
         self._text[index[:, None], length[:, None] + offset] = tokens
-        self._length[index] = length + result.n
+        verification.slots.add(self._length, result.n)
 
     def extras(self, slot: int) -> dict[str, Any]:
         num_steps, num_found, num_matched = self._counts[slot].tolist()

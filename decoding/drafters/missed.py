@@ -52,9 +52,9 @@ class MissedTokens:
         count = self.count[slots.index]
         for memory, value in zip(self.values, values, strict=True):
             memory[slots.index, count] = value.to(memory.dtype)
-        self.count[slots.index] = count + 1
+        slots.add(self.count, torch.ones_like(count))
         self.note(slots)
-        return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
+        return self._most(slots) >= self.limit > 1
 
     def note(self, slots: SlotBatch) -> None:
         """Count a token of each slot that was appended on the device."""
@@ -63,13 +63,16 @@ class MissedTokens:
 
     def take(self, slots: SlotBatch) -> tuple[Tensor, ...] | None:
         """Remove the tokens of the slots; return their values (b, N, …) and numbers (b,), or None if there are none."""
-        most = max(self.most[slot] for slot in slots.ids)
+        most = self._most(slots)
         if most == 0:
             return None
         ((_, width),) = catch_up_widths(most)
         taken = (*(memory[slots.index][:, :width] for memory in self.values), self.count[slots.index])
         self._set_empty(slots)
         return taken
+
+    def _most(self, slots: SlotBatch) -> int:
+        return max((self.most[slot] for slot in slots.ids), default=0)
 
     def _set_empty(self, slots: SlotBatch) -> None:
         self.count.index_fill_(0, slots.index, 0)
@@ -94,6 +97,9 @@ class FeatureDrafter(Drafter):
     @abstractmethod
     def _encode_missed(self, slots: SlotBatch) -> None:
         """Encode and remove the buffered tokens."""
+
+    def allocate(self) -> None:
+        self.lanes.allocate()
 
     def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
         self._prompts.update({slot: (prefill_outputs[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
@@ -121,15 +127,11 @@ class FeatureDrafter(Drafter):
             self._read(slots)
             self._encode_missed(slots)
 
-    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
-        if num_levels:
-            self.lanes.prepare_replay(slots)
-
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """See `Drafter.replay_key`; steps that encode buffered tokens have none."""
         missed = self._missed
         if num_levels:
-            return None if any(missed.most[slot] for slot in slots.ids) else self.lanes.replay_key(slots)
+            return None if any(missed.most[slot] for slot in slots.ids) else self.lanes.replay_key()
         # A step that runs again adds its token twice.
         has_room = all(missed.most[slot] + 2 < missed.limit for slot in slots.ids)
         return () if has_room and not missed.skipped.intersection(slots.ids) else None

@@ -33,8 +33,8 @@ CATCH_UP = 2
 class ModelDrafter(Drafter):
     """Drafter with a language `model`; `vocab_size` is the target's. Ids in both vocabularies must be equal tokens.
 
-    State per slot: `_pending` (S, P), tokens not run yet, and `_num_pending` (S,), their number, with the upper bound
-    `_most_pending` on the host. State per step: `_nodes`, the nodes in scratch positions.
+    State per slot: `_pending` (S, P), tokens not run yet, and `_num_pending` (S,), their number, at least 1, with the
+    upper bound `_most_pending` on the host. State per step: `_nodes`, the nodes in scratch positions.
     """
 
     name = "model"
@@ -67,7 +67,7 @@ class ModelDrafter(Drafter):
         num_columns = sum(catch_up_widths(most_pending)[-1])
         self._pending = torch.zeros(num_slots, num_columns, dtype=torch.long, device=device)
         self._pending_first = self._pending[:, :CATCH_UP]
-        self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self._num_pending = torch.ones(num_slots, dtype=torch.long, device=device)
         self._most_pending = [0] * num_slots
         self._skipped: set[int] = set()
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
@@ -78,6 +78,9 @@ class ModelDrafter(Drafter):
         self._limits = most.to(device).unbind()
         # Cached views by rows and width, because each operation between two forwards takes time.
         self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def allocate(self) -> None:
+        self.lanes.allocate()
 
     def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         return [context.build(request, prefill_output, self.model) for context in self.contexts]
@@ -98,18 +101,14 @@ class ModelDrafter(Drafter):
         self.lanes.empty(slots)
         self._skipped |= set(slots.ids)
 
-    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
-        if num_levels:
-            self.lanes.prepare_replay(slots)
-
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """See `Drafter.replay_key`; steps that catch up on missed tokens have none."""
-        most = max(self._most_pending[slot] for slot in slots.ids)
+        most = max((self._most_pending[slot] for slot in slots.ids), default=CATCH_UP)
         # A step that runs again counts its token twice.
         limit = CATCH_UP if num_levels else self._pending.shape[1] - 2
         if most > limit or self._skipped.intersection(slots.ids):
             return None
-        return self.lanes.replay_key(slots) if num_levels else ()
+        return self.lanes.replay_key() if num_levels else ()
 
     def replayed(self, slots: SlotBatch, num_levels: int) -> None:
         if num_levels:
@@ -124,7 +123,7 @@ class ModelDrafter(Drafter):
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
         """Run the pending tokens and commit them; return the hidden states (b, R, 1, D) of the root."""
-        widths = catch_up_widths(max(self._most_pending[slot] for slot in slots.ids))
+        widths = catch_up_widths(max((self._most_pending[slot] for slot in slots.ids), default=CATCH_UP))
         count = slots.of(self._num_pending)
         b = count.shape[0]
         self._nodes.clear()
@@ -168,7 +167,7 @@ class ModelDrafter(Drafter):
                 slots, tokens = self._without_skipped(slots, tokens)
             count = self._num_pending[slots.index]
             self._pending[slots.index, count] = tokens
-            self._num_pending[slots.index] = count + 1
+            slots.add(self._num_pending, torch.ones_like(count))
             self._note_missed(slots)
             return
         num_taken = result.n - 1

@@ -1,9 +1,11 @@
 """Replays steps as recordings: CUDA graphs of whole steps, in place of launching their kernels one by one.
 
 A step of a small model, or of a tree, launches hundreds of small kernels; the host then takes longer than the device. A
-step whose key recurs is recorded. Its key holds all that its kernels depend on besides device memory: the number of
-rows and levels, and the host state of the method's parts. A recording reads and writes the state of slots and KV caches
-in place. Parts without a key, and rows with a grammar, are not recorded.
+step is recorded for a few numbers of slots and depths: it has spare slots and invalid drafts up to these. Before the
+first step, all of them are recorded for rows that are sampled as those of the first step; a step with another key is
+recorded if it recurs. The key holds all that the kernels depend on besides device memory: number of slots and levels,
+and the host state of the method's parts. A recording reads and writes the state of slots and KV caches in place. Parts
+without a key, and rows with a grammar, are not recorded.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
+import torch
 from torch import Tensor
 
 from decoding.contracts import Method
 from decoding.sampling import RowSampling
 from decoding.scheduling.slots import SlotTable
 from decoding.step import StepOutput, StepResult, run_step
+from decoding.types import Sampling
 from models.backends.host_copy import pack
 from models.backends.layers import first_lines
 from models.kv.lanes import LaneModel, SlotBatch
@@ -38,19 +41,29 @@ MAX_LOGITS = 1 << 27
 """Maximum logits of a recorded step, 512 MiB in fp32: a recording keeps the memory of a step. The kernels of larger
 steps take longer than their launches."""
 
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of slots of recorded steps. A step of fewer active slots has spare ones; one of more is launched."""
+
 Key = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded step: its slot numbers (b,) and output, which every replay reads and writes in place, and the number
-    of drafter forwards."""
+    """A recorded step: its slots and output, which every replay reads and writes in place, and the number of drafter
+    forwards."""
 
-    index: Tensor
+    slots: SlotBatch
     output: StepOutput
     packed: Tensor
     num_forwards: int
     replay: Callable[[], None]
+
+    def fill(self, slots: SlotBatch) -> None:
+        """Set the slots of the next replay, as many as were recorded."""
+        assert self.slots.is_active is not None
+        assert slots.is_active is not None
+        self.slots.index.copy_(slots.index)
+        self.slots.is_active.copy_(slots.is_active)
 
 
 class StepRunner:
@@ -60,77 +73,106 @@ class StepRunner:
     are launched. It may have changed host state before the step runs again, see `Drafter.replay_key`.
     """
 
-    def __init__(self, lanes: LaneModel, table: SlotTable) -> None:
-        self.lanes, self.table = lanes, table
+    def __init__(self, lanes: LaneModel, table: SlotTable, method: Method) -> None:
+        self.lanes, self.table, self.method = lanes, table, method
         self.recorder = lanes.backend.step_recorder(lanes.device) if lanes.is_captured else None
         self._recordings: dict[Key, Recording] = {}
         self._counts: Counter[Key] = Counter()
+        num_slots, most = len(table.progress), method.tree.max_levels if method.drafter.name != "none" else 0
+        self._sizes = sorted({min(size, num_slots) for size in SIZES})
+        self._depths = sorted({0, most, (most + 1) // 2 if method.controller.can_be_off else 0})
+        self._limit = torch.zeros((), dtype=torch.long, device=lanes.device)
+        self.records_ahead = self.recorder is not None
 
     @property
     def num_recordings(self) -> int:
         return len(self._recordings)
 
-    def run(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
-        """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification."""
-        run = partial(run_step, method, self.lanes, self.table, slots, rows, num_levels)
-        if self.recorder is None:
-            return run()
-        self.lanes.prepare_replay(slots)
-        method.drafter.prepare_replay(slots, num_levels)
-        if (key := self._key_of(method, slots, rows, num_levels)) is None:
-            return run()
-        if (recording := self._recordings.get(key)) is not None:
-            started = time.perf_counter()
-            if not slots.are_leading:
-                recording.index.copy_(slots.index)
-            recording.replay()
-            method.drafter.count_forwards(recording.num_forwards)
-            method.drafter.replayed(slots, num_levels)
-            return StepResult(recording.output, started, started, time.perf_counter(), recording.packed)
+    def run(self, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
+        """Run `decoding.step.run_step`. A replayed step counts as verification; its trees may be deeper than
+        `num_levels`, but have no valid drafts below."""
+        if self.recorder is None or len(slots.ids) > self._sizes[-1]:
+            return run_step(self.method, self.lanes, self.table, slots, rows, num_levels)
+        size = next(size for size in self._sizes if size >= len(slots.ids))
+        depth = next(depth for depth in self._depths if depth >= num_levels)
+        if (key := self._key_of(slots, size, rows, depth)) is None:
+            return run_step(self.method, self.lanes, self.table, slots, rows, num_levels)
+        slots = self.table.padded(slots, size)
+        self._limit.fill_(num_levels)
+        if key in self._recordings:
+            return self._replay(self._recordings[key], slots, depth)
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
+        run = self._step(slots, rows, depth)
         if len(self._recordings) == MAX_RECORDINGS:
             return run()
-        if self._counts[key] > NUM_LAUNCHED:
-            return self._record(key, method, slots, rows, num_levels)
-        launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
-        return replace(launched, is_warm_up=True)
+        if self._counts[key] <= NUM_LAUNCHED:
+            launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
+            return replace(launched, is_warm_up=True)
+        if (recording := self._record(slots, rows, depth)) is None:
+            return run()
+        self._recordings[key] = recording
+        return replace(self._replay(recording, slots, depth), is_warm_up=True)
 
-    def _key_of(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
+    def record_ahead(self, samplings: Sequence[Sampling]) -> None:
+        """Record the steps of all sizes and depths for rows with `samplings`, the largest first, before the first
+        request has a slot."""
+        self.records_ahead = False
+        self.lanes.allocate()
+        self.method.drafter.allocate()
+        rows = self.table.rows_of(samplings)
+        for size in reversed(self._sizes):
+            for depth in reversed(self._depths):
+                slots = self.table.padded(SlotBatch(self.table.root[:0], (), ()), size)
+                key = self._key_of(slots, size, rows, depth)
+                if self.recorder is None or key is None or len(self._recordings) >= MAX_RECORDINGS:
+                    continue
+                self.recorder.run_beside(self._step(slots, rows, depth))
+                if (recording := self._record(slots, rows, depth)) is not None:
+                    self._recordings[key] = recording
+
+    def _replay(self, recording: Recording, slots: SlotBatch, depth: int) -> StepResult:
+        """Run the kernels of a recording on `slots`."""
+        started = time.perf_counter()
+        recording.fill(slots)
+        recording.replay()
+        self.method.drafter.count_forwards(recording.num_forwards)
+        self.method.drafter.replayed(slots, depth)
+        return StepResult(recording.output, started, started, time.perf_counter(), recording.packed)
+
+    def _step(self, slots: SlotBatch, rows: RowSampling, depth: int) -> Callable[[], StepResult]:
+        """Return a step of trees with `depth` levels, of which the first `_limit` have valid drafts."""
+        return lambda: run_step(
+            self.method, self.lanes, self.table, slots, self.table.read_again(slots, rows), depth, self._limit
+        )
+
+    def _key_of(self, slots: SlotBatch, size: int, rows: RowSampling, depth: int) -> Key | None:
         """Return the key of a step, None if it cannot be recorded."""
         if self.table.constraints.applies(slots.ids):
             return None
-        num_nodes = method.tree.max_nodes if num_levels else 1
-        if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
+        num_nodes = self.method.tree.max_nodes if depth else 1
+        if size * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
         parts = (
-            self.lanes.replay_key(slots),
-            method.drafter.replay_key(slots, num_levels),
-            method.tree.replay_key(slots),
-            method.acceptance.replay_key(slots),
+            self.lanes.replay_key(),
+            self.method.drafter.replay_key(slots, depth),
+            self.method.tree.replay_key(slots),
+            self.method.acceptance.replay_key(slots),
         )
         if None in parts:
             return None
-        table = self.table.replay_key()
-        return (len(slots.ids), slots.are_leading, num_levels, rows.replay_key(), table, *parts)
+        return (size, depth, rows.replay_key(), self.table.replay_key(), *parts)
 
-    def _record(
-        self,
-        key: Key,
-        method: Method,
-        slots: SlotBatch,
-        rows: RowSampling,
-        num_levels: int,
-    ) -> StepResult:
-        """Record a step and replay it once; launch it if it cannot be recorded."""
+    def _record(self, slots: SlotBatch, rows: RowSampling, depth: int) -> Recording | None:
+        """Record a step without running it; None if it cannot be recorded."""
         assert self.recorder is not None
-        started, before = time.perf_counter(), method.drafter.num_forwards
-        recorded_slots = replace(slots, index=slots.index.clone())
+        assert slots.is_active is not None
+        before = self.method.drafter.num_forwards
+        fixed = replace(slots, index=slots.index.clone(), is_active=slots.is_active.clone())
 
         def step() -> tuple[StepOutput, Tensor]:
-            read = self.table.read_again(recorded_slots, rows)
-            output = run_step(method, self.lanes, self.table, recorded_slots, read, num_levels).output
+            output = self._step(fixed, rows, depth)().output
             return output, pack(output)
 
         try:
@@ -141,10 +183,9 @@ class StepRunner:
                 first_lines(error, 1),
             )
             self.recorder = None
-            method.drafter.count_forwards(before - method.drafter.num_forwards)
-            return run_step(method, self.lanes, self.table, slots, rows, num_levels)
-        self._recordings[key] = Recording(
-            recorded_slots.index, output, packed, method.drafter.num_forwards - before, replay
-        )
-        replay()
-        return StepResult(output, started, started, time.perf_counter(), packed, is_warm_up=True)
+            return None
+        finally:
+            # Nothing ran: replays count their forwards.
+            num_forwards = self.method.drafter.num_forwards - before
+            self.method.drafter.count_forwards(-num_forwards)
+        return Recording(fixed, output, packed, num_forwards, replay)

@@ -16,7 +16,7 @@ from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
 from decoding.scheduling.processors import ProcessorTables
 from decoding.stats import Choices
-from decoding.types import Completion, Request, Telemetry
+from decoding.types import Completion, Request, Sampling, Telemetry
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
@@ -131,6 +131,7 @@ class SlotTable:
         self._seen: Tensor | None = None
         # Cached, because the next batch usually has the same slots.
         self._index: tuple[tuple[int, ...], Tensor] | None = None
+        self._padded: tuple[tuple[int, ...], SlotBatch] | None = None
         self._rows: tuple[tuple[int, ...], RowSampling] | None = None
 
     @property
@@ -155,6 +156,16 @@ class SlotTable:
             self._index = ids, self._backend.copy_to_device(ids, self.device)
         return SlotBatch(self._index[1], ids, counts)
 
+    def padded(self, slots: SlotBatch, size: int) -> SlotBatch:
+        """Return `slots` with spare ones, up to `size` slots; there are as many free slots."""
+        ids = (*slots.ids, *self.free[: size - len(slots.ids)])
+        assert len(ids) == size, (slots.ids, size)
+        if self._padded is None or self._padded[0] != ids or self._padded[1].ids != slots.ids:
+            index = self._backend.copy_to_device(ids, self.device)
+            is_active = torch.arange(size, device=self.device) < len(slots.ids)
+            self._padded = ids, SlotBatch(index, slots.ids, slots.num_generated, is_active)
+        return replace(self._padded[1], num_generated=slots.num_generated)
+
     def at(self, slot: int) -> RequestState:
         progress = self.progress[slot]
         assert progress is not None, f"slot {slot} is empty"
@@ -163,6 +174,7 @@ class SlotTable:
     def occupy(self, ids: Sequence[int], progress: Sequence[RequestState], prefixes: Sequence[Prefix]) -> None:
         """Assign new requests to the free slots `ids`."""
         self._rows = None
+        self._make_seen([state.request.sampling for state in progress])
         for slot, state, prefix in zip(ids, progress, prefixes, strict=True):
             assert self.progress[slot] is None, f"slot {slot} is taken"
             self.progress[slot] = state
@@ -178,8 +190,6 @@ class SlotTable:
             self.guidance.occupy(slot, sampling)
             self.constraints.matchers[slot] = state.matcher
             self.processors.occupy(slot, sampling, prefix.token_ids)
-            if sampling.repetition_penalty != 1.0 and self._seen is None:
-                self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
             if self._seen is not None:
                 # A prompt may have placeholder tokens that are not in the output layer.
                 mask = self._seen.new_zeros(self.vocab_size + 1)
@@ -204,9 +214,17 @@ class SlotTable:
         """Return the sampling parameters of the batch."""
         if self._rows is not None and self._rows[0] == slots.ids:
             return self._rows[1]
-        used = [self.at(slot).request.sampling for slot in slots.ids]
-        penalised = any(sampling.repetition_penalty != 1.0 for sampling in used)
-        rows = RowSampling(
+        rows = self.read_again(slots, self.rows_of([self.at(slot).request.sampling for slot in slots.ids]))
+        if features := self.processors.features(slots, [len(self.at(slot).token_ids) for slot in slots.ids]):
+            rows = replace(rows, processors=self.processors.read(slots, features))
+        # Not cached if values change with every step.
+        self._rows = None if rows.reads_path else (slots.ids, rows)
+        return rows
+
+    def rows_of(self, used: Sequence[Sampling]) -> RowSampling:
+        """Return parameters of all slots with the features that rows with `used` need, processors excepted."""
+        penalised = self._make_seen(used)
+        return RowSampling(
             temperature=self._temperature,
             top_k=self._top_k,
             top_p=self._top_p,
@@ -217,12 +235,13 @@ class SlotTable:
             any_top_p=any(sampling.top_p < 1.0 and sampling.temperature > 0 for sampling in used),
             min_p=self._min_p if any(sampling.min_p > 0 and sampling.temperature > 0 for sampling in used) else None,
         )
-        rows = self.read_again(slots, rows)
-        if features := self.processors.features(slots, [len(self.at(slot).token_ids) for slot in slots.ids]):
-            rows = replace(rows, processors=self.processors.read(slots, features))
-        # Not cached if values change with every step.
-        self._rows = None if rows.reads_path else (slots.ids, rows)
-        return rows
+
+    def _make_seen(self, used: Sequence[Sampling]) -> bool:
+        """Return whether any row has a repetition penalty; the first one creates the tokens that rows have seen."""
+        penalised = any(sampling.repetition_penalty != 1.0 for sampling in used)
+        if penalised and self._seen is None:
+            self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
+        return penalised
 
     def read_again(self, slots: SlotBatch, rows: RowSampling) -> RowSampling:
         """Return `rows` with parameters that kernels read anew from the table."""
@@ -247,8 +266,9 @@ class SlotTable:
         return Noise(slots.of(self._keys), slots.of(self._position))
 
     def max_depth(self, slots: SlotBatch) -> Tensor:
-        """Return the depth (b,) of each row's deepest useful draft; the last token of an output is never a draft."""
-        deepest = slots.of(self._remaining) - 1
+        """Return the depth (b,) of each row's deepest useful draft, 0 for rows that have all their tokens; the last
+        token of an output is never a draft."""
+        deepest = slots.counted(slots.of(self._remaining) - 1).clamp_min(0)
         return deepest if self._is_plain is None else deepest.masked_fill(slots.of(self._is_plain), 0)
 
     def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:

@@ -108,9 +108,10 @@ class Backend:
         """Return a recorder of whole decoding steps; None if this backend launches them kernel by kernel."""
         return None
 
-    def reads_windows(self, cache: RaggedCache) -> bool:
-        """Return whether attention over a cache reads a window of KV positions, whose size changes between steps."""
-        return True
+    def reads_rows(self, cache: RaggedCache) -> bool:
+        """Return whether attention over a cache reads rows by number, each up to its length; otherwise it reads a
+        window of the leading rows, whose size changes between steps."""
+        return False
 
     def autocast(self, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Run GEMMs and attention of fp32 weights in `dtype` within a `with` block; fp32 changes nothing."""

@@ -87,23 +87,23 @@ class RaggedCache:
             if memory is not None:
                 memory[rows.to(memory.device), :, :num_columns] = memory[source.to(memory.device), :, :num_columns]
 
-    def wipe(self, rows: Tensor, start: int, end: int) -> None:
-        """Set the lengths of `rows` to 0, and zero their KV positions from `start` to `end`."""
+    def zero(self, rows: Tensor, start: int, end: int) -> None:
+        """Zero the KV positions of `rows` (r,) from `start` to `end`."""
+        if start >= end:
+            return
         for memory in (*self.keys, *self.values):
             if memory is not None:
                 memory[rows.to(memory.device), :, start:end] = 0.0
-        self.lens[rows] = 0
 
-    def wipe_scratch(self, num_leading_rows: int, start: int, end: int) -> None:
-        """Zero the scratch positions from `start` to `end` of the leading rows, in all layers."""
+    def zero_scratch(self, rows: Tensor, lens: Tensor, start: int, end: int) -> None:
+        """Zero the scratch positions from `start` to `end` of `rows` (r,) with `lens` (r,) positions, in all layers."""
         if start >= end:
             return
-        columns = self.lens[:num_leading_rows, None] + torch.arange(start, end, device=self.lens.device)
-        rows = torch.arange(num_leading_rows, device=columns.device)[:, None]
+        columns = lens[:, None] + torch.arange(start, end, device=lens.device)
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                index, zeros = (rows.to(memory.device), slice(None), columns.to(memory.device)), memory.new_zeros(())
-                memory[index] = zeros
+                index = (rows[:, None].to(memory.device), slice(None), columns.to(memory.device))
+                memory[index] = memory.new_zeros(())
 
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Add `count` (r,) to the committed positions of `rows` (r,)."""

@@ -127,7 +127,10 @@ class PromptReader:
         is_real = index < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
         # The position at index `capacity` is never read.
         columns = torch.where(is_real, lens[:, None] + index, self._cache.capacity)
-        window = max(start + rest.length for start, rest in zip(starts, rests, strict=True))
+        ends = [start + rest.length for start, rest in zip(starts, rests, strict=True)]
+        window = max(ends)
+        # A NaN of an earlier sample at a masked position would spread.
+        self._cache.zero(rows, min(ends), window)
         causal = (index[:, None] >= index).expand(len(rests), -1, -1)
         mask = mask_bias(tree_mask(lens, causal, window), embeds.dtype)
         step = AttentionStep(self._cache, rows, columns, mask, window, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ class Clocked:
     def __init__(self) -> None:
         self.now = 0.0
         self.device = torch.device("cpu")
-        self._prefix_lengths: list[int] = []
+        self.rows = SimpleNamespace(prefix_lengths=[])
 
     def admit(self, *_: object) -> None:
         self.now += 5.0

@@ -76,7 +76,7 @@ def test_rows_have_the_random_columns_beside_their_prompts_and_steps_read_them(p
     lanes = target.lanes(2, 1, 100)
     assert lanes.cache.lens.tolist() == [length + 40 + num for length, num in zip(prompts, made, strict=True)]
     # Windows follow from the lengths known on the host.
-    assert lanes._prefix_lengths == [length + 40 for length in prompts]
+    assert lanes.rows.prefix_lengths == [length + 40 for length in prompts]
     assert min(drafter.lanes(2, 1, 100).cache.lens.tolist()) >= min(prompts) + 40
     for memory in lanes.cache.keys:
         assert memory is not None

@@ -195,7 +195,7 @@ def check_memory(engine: Engine, family: str, wanted: Sequence[Request], until_d
             assert num_missed <= drafter._missed.most[slot]
             features = heads.true_features(LAYERS, family, progress.request, progress.token_ids[:-1])
             length = features.shape[0] - num_missed
-            row = drafter.lanes.first_row_of(slot)
+            row = drafter.lanes.rows.first_of(slot)
             assert int(drafter.lanes.cache.lens[row]) == length, (int(drafter.lanes.cache.lens[row]), length)
             fresh = LaneModel(drafter.network.context, drafter.head, 1, 1, length)
             marks = torch.zeros(length, dtype=torch.long)

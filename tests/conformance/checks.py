@@ -242,11 +242,11 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
                 continue
             committed = progress.token_ids[:-1]
             prefix = target.encode(progress.request.prompt, progress.request.images, progress.request.videos)
-            compare_row(engine._lanes, engine._lanes.first_row_of(slot), prefix, committed)
+            compare_row(engine._lanes, engine._lanes.rows.first_of(slot), prefix, committed)
             if isinstance(guess, ModelDrafter):
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
                 own = guess.prefixes(progress.request, PrefillOutput(prefix))[0]
-                compare_row(guess.lanes, guess.lanes.first_row_of(slot), own, progress.token_ids[:held])
+                compare_row(guess.lanes, guess.lanes.rows.first_of(slot), own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10
 

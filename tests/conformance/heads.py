@@ -297,7 +297,7 @@ def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Reques
             prefix = engine.target.encode(request.prompt, request.images, request.videos)
             pairs = true_pairs(drafter.network, family, request, prefix, progress.token_ids)
             length = len(pairs.rows)
-            row = drafter.lanes.first_row_of(slot)
+            row = drafter.lanes.rows.first_of(slot)
             assert int(drafter.lanes.cache.lens[row]) == length, (int(drafter.lanes.cache.lens[row]), length)
             fresh = LaneModel(drafter.network, drafter.head, 1, 1, length)
             marks = torch.zeros(length, dtype=torch.long)

@@ -169,7 +169,7 @@ def check_cache(family: str, layers: Sequence[int], tree: str) -> None:
                 continue
             running = progress.request
             prefix = engine.target.encode(running.prompt, running.images, running.videos)  # type: ignore[attr-defined]
-            row = engine._lanes.first_row_of(slot)
+            row = engine._lanes.rows.first_of(slot)
             checks.compare_row(engine._lanes, row, prefix, progress.token_ids[:-1])
             num_compared += 1
     assert num_compared > 10

@@ -98,12 +98,12 @@ def check_memory(family: str, method: str = "sd-chain", wanted: Sequence[Request
                 continue
             request = progress.request
             prefix = target.encode(request.prompt, request.images, request.videos)
-            checks.compare_row(engine._lanes, engine._lanes.first_row_of(slot), prefix, progress.token_ids[:-1])
+            checks.compare_row(engine._lanes, engine._lanes.rows.first_of(slot), prefix, progress.token_ids[:-1])
             if isinstance(made.drafter, ModelDrafter):
                 guess = made.drafter
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
                 own = guess.prefixes(request, PrefillOutput(prefix))[0]
-                checks.compare_row(guess.lanes, guess.lanes.first_row_of(slot), own, progress.token_ids[:held])
+                checks.compare_row(guess.lanes, guess.lanes.rows.first_of(slot), own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10
 

@@ -69,7 +69,7 @@ def test_the_drafters_kv_cache_equals_a_fresh_prefill_after_every_draft(family: 
                 progress.request.prompt, progress.request.images, progress.request.videos
             )
             own = drafter.prefixes(progress.request, PrefillOutput(target_prefix))[0]
-            checks.compare_row(drafter.lanes, drafter.lanes.first_row_of(slot), own, progress.token_ids[:held])
+            checks.compare_row(drafter.lanes, drafter.lanes.rows.first_of(slot), own, progress.token_ids[:held])
             num_compared += held > 0
     assert num_compared > 5
 

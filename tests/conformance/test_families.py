@@ -136,7 +136,8 @@ def every_row_takes_the_first_rows_offset(patch: pytest.MonkeyPatch) -> None:
 
     def admit_with_one_offset(self: Any, slots: Any, prefixes: Any, *rest: Any, **more: Any) -> Any:
         out = admit(self, slots, prefixes, *rest, **more)
-        self.delta[self.rows(slots)] = self.delta[self.rows(slots)[0]].clone()
+        rows = self.rows.of(slots)
+        self.rows.delta[rows] = self.rows.delta[rows[0]].clone()
         return out
 
     patch.setattr(lanes.LaneModel, "admit", admit_with_one_offset)

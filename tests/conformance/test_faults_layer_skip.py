@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def drafts_remain_behind_the_tree(patch: Patch) -> None:
-    patch.setattr(RaggedCache, "wipe_scratch", lambda *_: None)
+    patch.setattr(RaggedCache, "zero_scratch", lambda *_: None)
 
 
 def a_list_of_layers_is_taken_as_a_number(patch: Patch) -> None:

@@ -39,9 +39,7 @@ class CudaBackend(Backend):
 
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
         """See `Backend.place`; uses the tree kernel if it supports the cache."""
-        if nodes.cache.is_made and nodes.cache not in self._kernels:
-            self._kernels[nodes.cache] = kernel_for(nodes.cache.keys, nodes.cache.values)
-        kernel = self._kernels.get(nodes.cache)
+        kernel = self._kernel_of(nodes.cache)
         if kernel is None:
             return super().place(nodes)
         cache_positions, positions = node_positions(nodes)
@@ -53,9 +51,15 @@ class CudaBackend(Backend):
     def step_recorder(self, device: torch.device) -> KernelRecorder | None:
         return CudaRecorder(device)
 
-    def reads_windows(self, cache: RaggedCache) -> bool:
-        """See `Backend.reads_windows`; the tree kernel has a length per row."""
-        return self._kernels.get(cache) is None
+    def reads_rows(self, cache: RaggedCache) -> bool:
+        """See `Backend.reads_rows`; the tree kernel does."""
+        return self._kernel_of(cache) is not None
+
+    def _kernel_of(self, cache: RaggedCache) -> TreeKernel | None:
+        """Return the tree kernel for a cache; None if attention must use a mask, or before the first write."""
+        if cache.is_made and cache not in self._kernels:
+            self._kernels[cache] = kernel_for(cache.keys, cache.values)
+        return self._kernels.get(cache)
 
     def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:
         return PinnedCopy(parts, packed)

@@ -91,7 +91,8 @@ class _Inputs:
             self.mask[:num_rows, :, :, : step.window].copy_(step.mask)
             self.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
         if isinstance(step.kernel, TreeAttention) and self.trees is not None:
-            for buffer, part in zip(self.trees.changing, step.kernel.changing, strict=True):
+            # Unused rows are row 0 with no committed positions.
+            for buffer, part in zip((self.rows, *self.trees.changing), (step.rows, *step.kernel.changing), strict=True):
                 buffer[:num_rows].copy_(part)
                 buffer[num_rows:].fill_(0)
 
@@ -167,16 +168,13 @@ class CapturedDecoder(DecoderRunner):
         is_step = not (step.num_leading_rows is None or step.is_prefill) and step.cache.is_made
         if step.is_prefill and step.probe is None and step.cache.is_made and num_rows * num_nodes >= MIN_FUSED_TOKENS:
             return self._run_compiled(embeds, positions, step, extra, wanted)
+        if is_step and not self._has_failed and self._recorder.is_recording:
+            # The recording of a whole step, which has rows of a fixed size, has the kernels of its forwards.
+            return self._run_compiled(embeds, positions, step, extra, wanted)
         if not is_step or size is None or self._has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
-        if self._recorder.is_recording:
-            # The recording of a whole step has these kernels. Layers are compiled for the sizes of graphs.
-            inputs = _buffers(embeds, positions, step, size, window)
-            inputs.fill(embeds, positions, step)
-            out = self._run_compiled(inputs.embeds, inputs.positions, inputs.step(step, window), {}, wanted)
-            return out[: embeds.shape[0]]
         recordings = self._recordings.setdefault(step.cache, {})
         trees = step.kernel if isinstance(step.kernel, TreeAttention) else None
         # The tree kernel has a length per row and does not depend on the window.

@@ -224,6 +224,6 @@ def test_the_kv_cache_of_every_lane_equals_a_fresh_prefill_of_its_own_prompt() -
             held = progress.token_ids[: len(progress.token_ids) - int(drafter._num_pending[slot])]
             target_prefix = made.target.encode(progress.request.prompt, progress.request.images)
             for lane, prefix in enumerate(drafter.prefixes(progress.request, checks.PrefillOutput(target_prefix))):
-                checks.compare_row(drafter.lanes, drafter.lanes.first_row_of(slot) + lane, prefix, held)
+                checks.compare_row(drafter.lanes, drafter.lanes.rows.first_of(slot) + lane, prefix, held)
                 num_compared += 1
     assert num_compared > 40

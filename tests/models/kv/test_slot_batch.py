@@ -1,4 +1,4 @@
-"""Tests reads and writes of per-slot state for subsets of slots, leading or not."""
+"""Tests reads and writes of per-slot state for subsets of slots."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ def test_reading_writing_and_adding_touch_these_slots_and_no_other(ids: tuple[in
     assert counts.tolist() == [5 + slot + (ids.index(slot) - 2 if slot in ids else 0) for slot in range(4)]
 
 
-@pytest.mark.parametrize("ids", IDS)
-def test_only_slots_in_order_from_the_first_use_a_view_of_the_cache(ids: tuple[int, ...]) -> None:
-    assert isinstance(batch(ids).indexer, slice) == (list(ids) == list(range(len(ids))))
+def test_spare_slots_count_nothing() -> None:
+    slots = SlotBatch(torch.tensor([2, 0, 3]), (2,), (12,), torch.tensor([True, False, False]))
+    counts = torch.tensor([5, 6, 7, 8])
+    slots.add(counts, torch.tensor([4, 5, 6]))
+    assert counts.tolist() == [5, 6, 11, 8]
+    assert slots.counted(torch.ones(3, 2)).tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert slots.some([2]).index.tolist() == [2]
 
 
 def test_some_slots_of_a_batch_keep_its_order() -> None:
