@@ -36,7 +36,9 @@ class Engine:
     `slots` is the maximum number of samples decoded at once. `max_context_tokens` limits prompt, images and output of a
     sample, `max_row_s` its seconds in the slot (None: no limit), `max_prefill_tokens` the padded tokens of one prefill
     forward; a longer prompt runs alone. `async_output` enables asynchronous output processing: the output of a step is
-    processed after the next step was launched; None enables it on accelerators. Not thread-safe.
+    processed after the next step was launched; None enables it on accelerators. With `num_pages`, samples share that
+    many pages of the target's KV cache, and wait for them; otherwise each slot has `max_context_tokens` positions. Not
+    thread-safe.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine:
         max_row_s: float | None = None,
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
         async_output: bool | None = None,
+        num_pages: int | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
@@ -58,10 +61,12 @@ class Engine:
         self.max_row_s = max_row_s
         self.stats = EngineStats()
         layers = method.drafter.feature_layers
-        capacity = max_context_tokens + method.tree.num_scratch(method.drafter.shares_cache)
-        self._lanes = target.lanes(slots, target.num_lanes, capacity, layers)
+        num_scratch = method.tree.num_scratch(method.drafter.shares_cache)
+        capacity = max_context_tokens + num_scratch
+        self._lanes = target.lanes(slots, target.num_lanes, capacity, layers, num_pages)
         self._slots = SlotTable(slots, target.vocab_size, target.device, target.eos_ids)
-        self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
+        limits = max_context_tokens, max_prefill_tokens
+        self._admission = Admission(target, *limits, self._lanes.rows, num_scratch)
         self._queue = self._admission.queue
         self._refill = Refill(slots, target.backend.prefill_steps)
         self._max_prefill_tokens = max_prefill_tokens
@@ -183,6 +188,8 @@ class Engine:
                     for request, lanes in zip(taken.requests, taken.lanes, strict=True)
                 ]
                 self._slots.occupy(ids, progress, [lanes[0] for lanes in taken.lanes])
+                for slot, pages in zip(ids, taken.pages, strict=True):
+                    self._lanes.rows.assign(slot, pages)
                 finished += self._prefill(self._slots.batch(ids), progress, taken.lanes)
         return finished
 
@@ -250,16 +257,16 @@ class Engine:
     def _collect(self, slot: int, state: RequestState, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot and return the completion if the request finished or a new log probability is not finite."""
         if not all(map(math.isfinite, new_logprobs)):
-            self._slots.release(slot)
+            self._release(slot)
             message = "the target's logits are not finite for this sample; try another dtype"
             return [failed(state.request.sample_id, NON_FINITE_LOGITS, message)]
         if state.matcher is not None and state.matcher.error:
-            self._slots.release(slot)
+            self._release(slot)
             message = f"after {len(state.token_ids)} tokens: {state.matcher.error}"
             return [failed(state.request.sample_id, GRAMMAR_FAILED, message)]
         if not state.finish_reason:
             return []
-        self._slots.release(slot)
+        self._release(slot)
         self.stats.num_generated_tokens += len(state.token_ids)
         self.method.drafter.finished(state.token_ids)
         extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | state.choices.extras()
@@ -269,6 +276,10 @@ class Engine:
             extras["drafter_error"] = state.drafter_error
         state.telemetry.extras = extras
         return [state.completion(self.target.decode)]
+
+    def _release(self, slot: int) -> None:
+        self._slots.release(slot)
+        self._lanes.rows.release(slot)
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
@@ -340,7 +351,7 @@ class Engine:
                 self._async_output = False
             done = self._collect(slot, state, new_logprobs[:num_kept])
             if not done and self.max_row_s is not None and launched.ended_s - state.started_s > self.max_row_s:
-                self._slots.release(slot)
+                self._release(slot)
                 # The tokens are dropped, because their number depends on the machine's speed.
                 num_tokens, limit = len(state.token_ids), f"pool.max_row_s ({self.max_row_s:g} s)"
                 message = f"{num_tokens} tokens after more than {limit}; none of them are kept"

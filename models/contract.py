@@ -75,14 +75,19 @@ class TargetModel(ABC):
         return backend_for(self.device)
 
     def lanes(
-        self, num_slots: int, num_lanes: int, capacity: int, feature_layers: Sequence[int] = (LAST,)
+        self,
+        num_slots: int,
+        num_lanes: int,
+        capacity: int,
+        feature_layers: Sequence[int] = (LAST,),
+        num_pages: int | None = None,
     ) -> LaneModel:
         """Create a KV cache of `num_slots` × `num_lanes` rows of `capacity` positions, with this model over it.
 
-        `feature_layers` are as for `LaneModel`.
+        `feature_layers` and `num_pages` are as for `LaneModel`.
         """
         head = self.head if self._run is None else self._run.output_layer(self.head)
-        return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run, feature_layers)
+        return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run, feature_layers, num_pages)
 
     def compile(self) -> bool:
         """Compile each kind of forward at its first use from now on; returns False if the backend cannot."""

@@ -61,7 +61,7 @@ def time_attention(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.dev
     every = torch.arange(cache.capacity + 1, device=device).repeat(rows, 1)
     numbers = torch.arange(rows, device=device)
     filled = (states(heads.key, cache.capacity + 1), states(heads.key, cache.capacity + 1))
-    cache.write(0, numbers, every, *filled)
+    cache.write(0, cache.locate(numbers, every), *filled)
     lens = torch.linspace(cache.capacity // 2, cache.capacity - num_nodes, rows, device=device).long()
     visible = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=device).tril().expand(rows, -1, -1)
     columns = lens[:, None] + torch.arange(num_nodes, device=device)
@@ -69,7 +69,8 @@ def time_attention(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.dev
     bias = mask_bias(tree_mask(lens, visible, cache.capacity), dtype)
     steps = {"mask": AttentionStep(cache, numbers, columns, bias, cache.capacity, rows)}
     if (kernel := kernel_for(cache.keys, cache.values)) is not None:
-        trees = TreeAttention(kernel, lens.to(torch.int32), visible.to(torch.uint8).contiguous())
+        seen = visible.to(torch.uint8).contiguous()
+        trees = TreeAttention(kernel, cache.blocks(numbers), lens.to(torch.int32), seen)
         steps["tree_kernel"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=trees)
     layer = nn.Module()
     layer.layer_idx = 0  # type: ignore[assignment]

@@ -16,6 +16,7 @@ import numpy as np
 from decoding.errors import CONTEXT_TOO_LONG, PROMPT_REFUSED, failed
 from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
+from models.backends.rows import SlotRows
 from models.contract import TargetModel
 from models.inputs.content import Content
 from models.inputs.prefix import Prefix
@@ -39,13 +40,15 @@ MAX_PENDING = 8
 
 @dataclass
 class Admitted:
-    """Admitted requests with their prompts `lanes[i]`, and refused requests. Equal prompts are one object.
+    """Admitted requests with their prompts `lanes[i]` and reserved `pages[i]`, and refused requests. Equal prompts are
+    one object.
 
     `num_feature_hits` is the number of visual features found in the cache, counted once for equal prompts.
     """
 
     requests: list[Request] = field(default_factory=list)
     lanes: list[list[Prefix]] = field(default_factory=list)
+    pages: list[list[list[int]]] = field(default_factory=list)
     refused: list[Completion] = field(default_factory=list)
     num_feature_hits: int = 0
     started_s: float = field(default_factory=time.perf_counter)
@@ -54,14 +57,25 @@ class Admitted:
 class Admission:
     """Takes requests from `queue` for a target with `max_context_tokens` KV positions per sample.
 
-    `max_prefill_tokens` limits the tokens of one prefill forward; a longer prompt runs alone.
+    `max_prefill_tokens` limits the tokens of one prefill forward; a longer prompt runs alone. A request is admitted
+    once `rows` have pages for its prompt, its longest output and `num_scratch` positions of a step; it keeps them to
+    its end, so that no sample is preempted.
     """
 
-    def __init__(self, target: TargetModel, max_context_tokens: int, max_prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        max_context_tokens: int,
+        max_prefill_tokens: int,
+        rows: SlotRows | None = None,
+        num_scratch: int = 0,
+    ) -> None:
         if max_prefill_tokens < 1:
             raise ValueError(f"max_prefill_tokens must be at least 1, not {max_prefill_tokens}")
         self.queue = RequestQueue()
-        self._target = target
+        self._target, self._rows, self._num_scratch = target, rows, num_scratch
+        # The first waiting request with its prompt, if it waits for pages.
+        self._blocked: tuple[Request, PreparedPrompt] | None = None
         self._max_context_tokens = max_context_tokens
         self._max_encoded_tokens = NUM_ENCODED_FORWARDS * max_prefill_tokens
         self._prefetcher: PromptPrefetcher | None = None
@@ -82,6 +96,8 @@ class Admission:
 
     def num_ready(self, max_requests: int) -> int:
         """Return how many requests, at most `max_requests`, `take` would admit without waiting for a prompt."""
+        if self._blocked is not None and not self._has_pages(*self._blocked):
+            return 0
         first = islice(self.queue.waiting(), max_requests)
         ready = first if self._prefetcher is None else takewhile(self._prefetcher.is_ready, first)
         return sum(1 for _ in ready)
@@ -105,6 +121,8 @@ class Admission:
             content = content_of(request)
             try:
                 self._check(request)
+                if self._blocked is not None and self._blocked[0] is request:
+                    encoded[content] = self._blocked[1]
                 if content not in encoded:
                     prompt = self._encode(request) if self._prefetcher is None else self._prefetcher.take(request)
                     encoded[content] = prompt
@@ -117,9 +135,25 @@ class Admission:
             if message := self.too_long("target", lanes, request):
                 taken.refused.append(failed(request.sample_id, CONTEXT_TOO_LONG, message))
                 continue
+            self._blocked = None
+            if (pages := self._take_pages(lanes, request)) is None:
+                self._blocked = request, encoded[content]
+                self.queue.put_back(request)
+                break
             taken.requests.append(request)
             taken.lanes.append(lanes)
+            taken.pages.append(pages)
         return taken
+
+    def _take_pages(self, lanes: list[Prefix], request: Request) -> list[list[int]] | None:
+        return [] if self._rows is None else self._rows.take(self._num_positions(lanes, request))
+
+    def _has_pages(self, request: Request, prompt: PreparedPrompt) -> bool:
+        return self._rows is None or self._rows.has(self._num_positions(prompt.lanes, request))
+
+    def _num_positions(self, lanes: list[Prefix], request: Request) -> int:
+        """Return the KV positions that a row of a sample may write to."""
+        return max(lane.length for lane in lanes) + request.sampling.max_new_tokens + self._num_scratch
 
     def _encode(self, request: Request) -> PreparedPrompt:
         hits_before = self._target.num_feature_hits
@@ -144,6 +178,8 @@ class Admission:
         longest = max((lane.length for lane in lanes), default=0)
         num_new, most = request.sampling.max_new_tokens, self._max_context_tokens
         if longest + num_new <= most:
+            if model == "target" and self._rows is not None:
+                return self._rows.refuse(self._num_positions(lanes, request))
             return ""
         return (
             f"the {model}'s prompt has {longest} tokens (images included) and max_new_tokens is {num_new}: together "

@@ -103,6 +103,11 @@ class RequestQueue:
         self.num_waiting -= 1
         return self._groups[group].popleft()
 
+    def put_back(self, request: Request) -> None:
+        """Return a request of `pop` to the front of the group NEW."""
+        self.num_waiting += 1
+        self._groups[RequestGroup.NEW].appendleft(request)
+
     def start(self, group: RequestGroup) -> Request | None:
         """Move the first request of a group to `running`; None if the group is empty or the policy refuses."""
         if not self._groups[group]:

@@ -82,7 +82,8 @@ class AttentionStep:
 
     `columns` (r, N): KV positions to write. `mask` (r, 1, N, window) is added to the scores: 0 for positions that a
     node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
-    only. If `kernel` is set, it runs instead of torch's scaled dot-product attention.
+    only. If `kernel` is set, it runs instead of torch's scaled dot-product attention. `index` are the blocks and
+    offsets to write, by default those of `rows` and `columns`, see `RaggedCache.locate`.
     """
 
     cache: RaggedCache
@@ -93,7 +94,12 @@ class AttentionStep:
     num_leading_rows: int | None
     probe: AttentionProbe | None = None
     kernel: AttentionKernel | None = None
+    index: tuple[Tensor, Tensor] = ()  # type: ignore[assignment]
     _on_device: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.index:
+            object.__setattr__(self, "index", self.cache.locate(self.rows, self.columns))
 
     @property
     def is_prefill(self) -> bool:
@@ -113,6 +119,7 @@ class AttentionStep:
                 columns=self.columns.to(device),
                 mask=mask,
                 kernel=kernel,
+                index=(self.index[0].to(device), self.index[1].to(device)),
                 _on_device={},
             )
         return self._on_device[device]
@@ -166,7 +173,7 @@ def attend(
     scale = head_dim**-0.5 if scaling is None else scaling
     if lanes.kernel is not None:
         return lanes.kernel.attend(layer, query, key, value, lanes, scale), None
-    lanes.cache.write(layer, lanes.rows, lanes.columns, key, value)
+    lanes.cache.write(layer, lanes.index, key, value)
     if lanes.mask is None:
         if lanes.probe is not None:
             lanes.probe.add(query, key, scaling)

@@ -33,7 +33,8 @@ class TreeNodes:
     `cache` and `window`: KV cache and the number of its leading positions that may be read. `lens`, `delta` (r,):
     committed positions, and the difference between rotary position and KV position. `depth` (r, N) and `visible`
     (r, N, M): tree depth, and the scratch positions that each node reads. `numbers` (N,) are the nodes' own scratch
-    positions, `offset`, `offset` + 1, … `num_heads` counts query heads; `dtype` is that of hidden states.
+    positions, `offset`, `offset` + 1, … `num_heads` counts query heads; `dtype` is that of hidden states. `leading` is
+    whether `rows` are the first rows of the cache in order.
     """
 
     cache: RaggedCache
@@ -47,6 +48,7 @@ class TreeNodes:
     window: int
     num_heads: int
     dtype: torch.dtype
+    leading: bool = True
 
 
 class ChainVerdict(NamedTuple):
@@ -121,7 +123,8 @@ class Backend:
         """Return the attention step of a tree forward (KV positions and mask), and rotary positions (r, N)."""
         cache_positions, positions = node_positions(nodes)
         bias = mask_bias(tree_mask(nodes.lens, nodes.visible, nodes.window), nodes.dtype)
-        return AttentionStep(nodes.cache, nodes.rows, cache_positions, bias, nodes.window, len(nodes.rows)), positions
+        num_leading = len(nodes.rows) if nodes.leading else None
+        return AttentionStep(nodes.cache, nodes.rows, cache_positions, bias, nodes.window, num_leading), positions
 
     def cut_chain(self, best: Tensor, max_depth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """End each chain before the first draft with a non-finite score or a depth above `max_depth` (b,).
@@ -181,7 +184,10 @@ class Backend:
 
 def node_positions(nodes: TreeNodes) -> tuple[Tensor, Tensor]:
     """Return the KV positions and the rotary positions of the new nodes, (r, N) each."""
-    return nodes.lens[:, None] + nodes.numbers, (nodes.lens + nodes.delta)[:, None] + nodes.depth
+    # Nodes behind the last position, which are padding, are written where nothing reads.
+    return (nodes.lens[:, None] + nodes.numbers).clamp_max(nodes.cache.capacity), (nodes.lens + nodes.delta)[
+        :, None
+    ] + nodes.depth
 
 
 REFERENCE = Backend()

@@ -11,6 +11,7 @@ class RaggedCache:
 
     A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
     (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
+    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block.
     """
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
@@ -20,6 +21,9 @@ class RaggedCache:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.lens = torch.zeros(self.num_rows, dtype=torch.long, device=device)
+        # One position more than any window, so that compiled graphs do not specialize on a window of all positions. It
+        # holds what nothing reads.
+        self.num_blocks, self.block_size = self.num_rows, capacity + 1
 
     @classmethod
     def over(cls, keys: list[Tensor | None], values: list[Tensor | None]) -> RaggedCache:
@@ -33,17 +37,29 @@ class RaggedCache:
         """Whether every layer has been written to."""
         return all(memory is not None for memory in self.keys)
 
-    def write(self, layer: int, rows: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Scatter `keys` and `values` (r, H_kv, N, D_h) to the KV positions `columns` (r, N) of `rows` (r,)."""
+    @property
+    def unread(self) -> tuple[int, int]:
+        """Block and offset of a position that is never read."""
+        return 0, self.capacity
+
+    def locate(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return block and offset of the KV positions `columns` (r, N) of `rows` (r,), broadcast to (r, N)."""
+        return rows[:, None], columns
+
+    def blocks(self, rows: Tensor) -> Tensor:
+        """Return the blocks (r, P) int32 of `rows` (r,) in the order of their positions."""
+        return rows.to(torch.int32)[:, None]
+
+    def write(self, layer: int, index: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
+        """Scatter `keys` and `values` (r, H_kv, N, D_h) to the blocks and offsets of `index`, see `locate`."""
         if self.keys[layer] is None:
-            # One position more than any window, so that compiled graphs do not specialize on a window of all positions.
-            shape = (self.num_rows, keys.shape[1], self.capacity + 1)
+            shape = (self.num_blocks, keys.shape[1], self.block_size)
             # Zeros, not empty memory: a NaN at a masked position makes the weighted sum NaN, because 0 * NaN is NaN.
             self.keys[layer] = keys.new_zeros((*shape, keys.shape[3]))
             self.values[layer] = values.new_zeros((*shape, values.shape[3]))
-        index = rows[:, None]
-        self.keys[layer][index, :, columns] = keys.transpose(1, 2)  # type: ignore[index]
-        self.values[layer][index, :, columns] = values.transpose(1, 2)  # type: ignore[index]
+        blocks, offsets = index
+        self.keys[layer][blocks, :, offsets] = keys.transpose(1, 2)  # type: ignore[index]
+        self.values[layer][blocks, :, offsets] = values.transpose(1, 2)  # type: ignore[index]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return all K and V of a layer, (rows, H_kv, capacity + 1, D_h) each."""
@@ -75,35 +91,37 @@ class RaggedCache:
         from_columns = base + torch.where(offset < keep[:, None], source, offset)
         to_columns = (base + offset).clamp_max(self.capacity - 1)
         from_columns = from_columns.clamp_max(self.capacity - 1)
-        index = rows[:, None]
-        for memory in (*self.keys, *self.values):
-            if memory is not None:
-                there, to, origin = (part.to(memory.device) for part in (index, to_columns, from_columns))
-                memory[there, :, to] = memory[there, :, origin]
+        self._move(self.locate(rows, from_columns), self.locate(rows, to_columns))
 
     def copy(self, source: Tensor, rows: Tensor, num_columns: int) -> None:
         """Copy the first `num_columns` KV positions of rows `source` (r,) to `rows` (r,). `lens` does not change."""
+        columns = torch.arange(num_columns, device=rows.device).expand(rows.shape[0], -1)
+        self._move(self.locate(source, columns), self.locate(rows, columns))
+
+    def _move(self, origin: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> None:
+        """Copy KV positions in all layers; they are read before any is written."""
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                memory[rows.to(memory.device), :, :num_columns] = memory[source.to(memory.device), :, :num_columns]
+                blocks, offsets, from_blocks, from_offsets = (part.to(memory.device) for part in (*there, *origin))
+                memory[blocks, :, offsets] = memory[from_blocks, :, from_offsets]
 
     def zero(self, rows: Tensor, start: int, end: int) -> None:
         """Zero the KV positions of `rows` (r,) from `start` to `end`."""
         if start >= end:
             return
-        for memory in (*self.keys, *self.values):
-            if memory is not None:
-                memory[rows.to(memory.device), :, start:end] = 0.0
+        self._zero(rows, torch.arange(start, end, device=rows.device).expand(rows.shape[0], -1))
 
     def zero_scratch(self, rows: Tensor, lens: Tensor, start: int, end: int) -> None:
         """Zero the scratch positions from `start` to `end` of `rows` (r,) with `lens` (r,) positions, in all layers."""
         if start >= end:
             return
-        columns = lens[:, None] + torch.arange(start, end, device=lens.device)
+        self._zero(rows, lens[:, None] + torch.arange(start, end, device=lens.device))
+
+    def _zero(self, rows: Tensor, columns: Tensor) -> None:
+        blocks, offsets = self.locate(rows, columns)
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                index = (rows[:, None].to(memory.device), slice(None), columns.to(memory.device))
-                memory[index] = memory.new_zeros(())
+                memory[blocks.to(memory.device), :, offsets.to(memory.device)] = memory.new_zeros(())
 
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Add `count` (r,) to the committed positions of `rows` (r,)."""

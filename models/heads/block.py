@@ -167,5 +167,5 @@ class BlockContext(nn.Module):
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor, lanes: AttentionStep, **_: Any) -> BaseModelOutput:
         """Write projected features (r, N, D) at positions (r, N), and return them."""
         for index, (keys, values) in enumerate(self.network.keys_and_values(inputs_embeds, position_ids)):
-            lanes.cache.write(index, lanes.rows, lanes.columns, keys, values)
+            lanes.cache.write(index, lanes.index, keys, values)
         return BaseModelOutput(last_hidden_state=inputs_embeds)

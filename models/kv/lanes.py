@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep, DecoderRunner
 from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
+from models.backends.pages import PagedCache
 from models.backends.rows import SlotRows
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
@@ -73,7 +74,8 @@ class SlotBatch:
 class LaneModel:
     """A model with a KV cache for `num_slots` samples, each with `num_lanes` rows of `capacity` positions.
 
-    `run` runs the decoder; by default eagerly. `feature_layers` are the states that `split` returns as features, see
+    With `num_pages`, rows hold pages, which `rows.take` reserves; the backend must read rows by number. `run` runs the
+    decoder; by default eagerly. `feature_layers` are the states that `split` returns as features, see
     `models.kv.feature_layers`.
     """
 
@@ -86,6 +88,7 @@ class LaneModel:
         capacity: int,
         run: DecoderRunner | None = None,
         feature_layers: Sequence[int] = (LAST,),
+        num_pages: int | None = None,
     ) -> None:
         self._run = run or DecoderRunner(decoder)
         self.decoder, self.head, self.num_lanes = decoder, head, num_lanes
@@ -95,7 +98,8 @@ class LaneModel:
         self._num_heads: int = config.num_attention_heads
         num_layers: int = config.num_hidden_layers
         self._features = FeatureLayers(feature_layers, num_layers)
-        self.cache = RaggedCache(num_slots * num_lanes, capacity, num_layers, device)
+        shape = num_slots * num_lanes, capacity, num_layers, device
+        self.cache = RaggedCache(*shape) if num_pages is None else PagedCache(*shape, num_pages)
         self.rows = SlotRows(self.cache, num_slots, num_lanes, self.backend)
         # Scratch positions that other runners have written since the own one ran.
         self._num_temporary = 0
@@ -122,7 +126,15 @@ class LaneModel:
         rows = self.rows.clear(slots, min(prefix.length for prefix in flat), longest)
         limits = self.backend.prefill_limits(max_tokens)
         reader = PromptReader(
-            self._run, self.cache, rows, probe_attention, keep_hidden, *limits, self._features.recorded
+            self._run,
+            self.backend,
+            self.cache,
+            self._num_heads,
+            rows,
+            probe_attention,
+            keep_hidden,
+            *limits,
+            self._features.recorded,
         )
         source = reader.read(flat)
         lens, delta = [prefix.num_kept for prefix in flat], [prefix.position_offset for prefix in flat]
@@ -152,7 +164,7 @@ class LaneModel:
             if embeds is None:
                 embeds = next(self.decoder.parameters()).new_zeros(1, 1, config.hidden_size)
             nothing = torch.zeros_like(self._numbers[:1])[None]
-            # The position at index `capacity` is never read.
+            # Nothing reads the position at index `capacity`.
             step = AttentionStep(self.cache, nothing[0], nothing + self.cache.capacity, None, 1, None)
             self._run(embeds, nothing, step, {})
 

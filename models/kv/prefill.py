@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.backends.attention import AttentionProbe, AttentionStep, DecoderRunner, mask_bias, tree_mask
+from models.backends.attention import AttentionProbe, AttentionStep, DecoderRunner, mask_bias
+from models.backends.base import Backend, TreeNodes
 from models.backends.cache import RaggedCache
 from models.inputs.prefix import Prefix
 from models.kv.prefill_batching import (
@@ -41,7 +42,9 @@ class PromptReader:
     """
 
     _run: DecoderRunner
+    _backend: Backend
     _cache: RaggedCache
+    _num_heads: int
     _rows: Tensor
     _probe_attention: bool
     _keep_hidden: bool
@@ -123,17 +126,19 @@ class PromptReader:
         longest = max(rest.length for rest in rests)
         embeds = stack(rest.embeds for rest in rests)
         lens = torch.tensor(starts, device=rows.device)
-        index = torch.arange(longest, device=rows.device)
-        is_real = index < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
-        # The position at index `capacity` is never read.
-        columns = torch.where(is_real, lens[:, None] + index, self._cache.capacity)
+        numbers = torch.arange(longest, device=rows.device)
         ends = [start + rest.length for start, rest in zip(starts, rests, strict=True)]
-        window = max(ends)
-        # A NaN of an earlier sample at a masked position would spread.
-        self._cache.zero(rows, min(ends), window)
-        causal = (index[:, None] >= index).expand(len(rests), -1, -1)
-        mask = mask_bias(tree_mask(lens, causal, window), embeds.dtype)
-        step = AttentionStep(self._cache, rows, columns, mask, window, None)
+        if not self._backend.reads_rows(self._cache):
+            # A NaN of an earlier sample at a masked position would spread.
+            self._cache.zero(rows, min(ends), max(ends))
+        is_real = numbers < (torch.tensor(ends, device=rows.device) - lens)[:, None, None]
+        causal = (numbers[:, None] >= numbers) & is_real
+        depth = numbers.expand(len(rests), -1)
+        shape = (0, max(ends), self._num_heads, embeds.dtype)
+        nodes = TreeNodes(
+            self._cache, rows, lens, torch.zeros_like(lens), depth, causal, numbers, *shape, leading=False
+        )
+        step, _ = self._backend.place(nodes)
         self.num_forwards += 1
         return self._run(embeds, stack_positions(rests, longest), step, {}, self._recorded)
 

@@ -169,7 +169,8 @@ class LayerGraph:
         num_rows = None if mask is None else mask.shape[0]
         kernel = ROWS_KERNEL if self._has_kernel else None
         cache = RaggedCache.over([key], [value])
-        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel)
+        index = rows[:, None], columns
+        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel, index=index)
         return torch.func.functional_call(self._template, weights, (hidden,), {**given, "lanes": step})
 
 

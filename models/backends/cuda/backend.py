@@ -43,9 +43,10 @@ class CudaBackend(Backend):
         if kernel is None:
             return super().place(nodes)
         cache_positions, positions = node_positions(nodes)
-        trees = TreeAttention(kernel, nodes.lens.to(torch.int32), nodes.visible.to(torch.uint8).contiguous())
-        rows = nodes.rows
-        step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, len(rows), kernel=trees)
+        rows, lens = nodes.rows, nodes.lens.to(torch.int32)
+        trees = TreeAttention(kernel, nodes.cache.blocks(rows), lens, nodes.visible.to(torch.uint8).contiguous())
+        num_leading = len(rows) if nodes.leading else None
+        step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, num_leading, kernel=trees)
         return step, positions
 
     def step_recorder(self, device: torch.device) -> KernelRecorder | None:

@@ -60,30 +60,29 @@ class FusedLayers:
             self._kernel, trees = step.kernel.kernel, step.kernel.changing
         # Axes of equal length in the first call are different axes; a norm's epsilon is a constant.
         with symbols.patch(use_duck_shape=False), _limits():  # type: ignore[attr-defined]
-            return self._compiled(
-                self._weights[index], hidden, step.rows, step.columns, step.mask, keys, values, trees, given
-            )
+            return self._compiled(self._weights[index], hidden, *step.index, step.mask, keys, values, trees, given)
 
     def _layer(
         self,
         weights: Mapping[str, Tensor],
         hidden: Tensor,
-        rows: Tensor,
-        columns: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
         mask: Tensor | None,
         keys: Tensor,
         values: Tensor,
-        trees: tuple[Tensor, Tensor] | None,
+        trees: tuple[Tensor, Tensor, Tensor] | None,
         given: dict[str, Any],
     ) -> Any:
         """Run one layer; torch.compile traces this. It takes tensors only, because numbers would be specialized."""
-        num_rows, window = rows.shape[0], keys.shape[2] - 1 if mask is None else mask.shape[3]
+        num_rows, window = offsets.shape[0], keys.shape[2] - 1 if mask is None else mask.shape[3]
         kernel = None
         if trees is not None:
             assert self._kernel is not None
             kernel = TreeAttention(self._kernel, *trees)
         cache = RaggedCache.over([keys], [values])
-        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel)
+        index = blocks, offsets
+        step = AttentionStep(cache, blocks[:, 0], offsets, mask, window, num_rows, kernel=kernel, index=index)
         return torch.func.functional_call(self._template, dict(weights), (hidden,), {**given, "lanes": step})
 
 

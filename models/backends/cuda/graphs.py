@@ -74,32 +74,32 @@ class _Inputs:
 
     embeds: Tensor
     positions: Tensor
-    rows: Tensor
-    columns: Tensor
+    blocks: Tensor
+    offsets: Tensor
     mask: Tensor | None
     trees: TreeAttention | None
 
     def fill(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> None:
         """Copy the inputs of a forward of at most as many rows."""
         num_inputs, num_rows = embeds.shape[0], step.columns.shape[0]
+        # Unused rows write to a position that is never read.
+        for buffer, part, unread in zip((self.blocks, self.offsets), step.index, step.cache.unread, strict=True):
+            buffer[:num_rows].copy_(part)
+            buffer[num_rows:].fill_(unread)
         self.embeds[:num_inputs].copy_(embeds)
         self.positions[..., :num_inputs, :].copy_(positions)
-        self.columns[:num_rows].copy_(step.columns)
-        # Unused rows write after the last readable position.
-        self.columns[num_rows:].fill_(step.cache.capacity)
         if step.mask is not None and self.mask is not None:
             self.mask[:num_rows, :, :, : step.window].copy_(step.mask)
             self.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
         if isinstance(step.kernel, TreeAttention) and self.trees is not None:
-            # Unused rows are row 0 with no committed positions.
-            for buffer, part in zip((self.rows, *self.trees.changing), (step.rows, *step.kernel.changing), strict=True):
+            for buffer, part in zip(self.trees.changing, step.kernel.changing, strict=True):
                 buffer[:num_rows].copy_(part)
                 buffer[num_rows:].fill_(0)
 
     def step(self, given: AttentionStep, window: int) -> AttentionStep:
         """Return the attention step over these inputs."""
-        size = self.rows.shape[0]
-        return AttentionStep(given.cache, self.rows, self.columns, self.mask, window, size, kernel=self.trees)
+        size, index, rows = self.blocks.shape[0], (self.blocks, self.offsets), self.blocks[:, 0]
+        return AttentionStep(given.cache, rows, self.offsets, self.mask, window, size, kernel=self.trees, index=index)
 
 
 @dataclass(frozen=True)
@@ -246,11 +246,14 @@ def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, 
     num_nodes = step.columns.shape[1]
     inputs = embeds.new_zeros(size, *embeds.shape[1:])
     input_positions = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
-    columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
+    # Warm-ups write to a position that is never read.
+    blocks, offsets = (
+        part.new_full((size, *part.shape[1:]), unread)
+        for part, unread in zip(step.index, step.cache.unread, strict=True)
+    )
     mask = None
     if step.mask is not None:
         mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
         mask[..., 0] = 0.0
     idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
-    rows = torch.arange(size, device=embeds.device)
-    return _Inputs(inputs, input_positions, rows, columns, mask, idle)
+    return _Inputs(inputs, input_positions, blocks, offsets, mask, idle)

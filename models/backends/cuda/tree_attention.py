@@ -1,6 +1,6 @@
 """Tree attention on a GPU: one kernel reads committed positions by length and scratch positions under a tree's mask.
 
-Shapes: r rows, H_kv key heads, H query heads, N nodes, M scratch positions, C cache positions, D_h head size.
+Shapes: r rows, H_kv key heads, H query heads, N nodes, M scratch positions, P blocks of C positions, D_h head size.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ MIN_CAPABILITY = (8, 0)
 """Lowest compute capability (Ampere) with tensor cores for bfloat16."""
 
 TreeKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""Query (r, H, N, D_h), cached K and V (rows, H_kv, C, D_h), rows (r,), lens (r,) int32, visible (r, N, M) uint8, scale
-→ attention output (r, N, H, D_h). Row i attends to its first `lens[i]` positions, and node n to scratch position
-`lens[i]` + j if `visible[i, n, j]` is not 0; nodes that see nothing get zeros."""
+"""Query (r, H, N, D_h), cached K and V (blocks, H_kv, C, D_h), the blocks (r, P) int32 of each row, lens (r,) int32,
+visible (r, N, M) uint8, scale → attention output (r, N, H, D_h). Row i attends to its first `lens[i]` positions, and
+node n to scratch position `lens[i]` + j if `visible[i, n, j]` is not 0; nodes that see nothing get zeros."""
 
 
 @dataclass(frozen=True)
 class TreeAttention:
-    """Attention of the nodes of one forward in all layers; see `TreeKernel` for `lens` and `visible`."""
+    """Attention of the nodes of one forward in all layers; see `TreeKernel` for `blocks`, `lens` and `visible`."""
 
     kernel: TreeKernel
+    blocks: Tensor
     lens: Tensor
     visible: Tensor
 
     def on(self, device: torch.device) -> TreeAttention:
         """Return a copy for layers on another device."""
-        return replace(self, lens=self.lens.to(device), visible=self.visible.to(device))
+        blocks, lens, visible = (part.to(device) for part in self.changing)
+        return replace(self, blocks=blocks, lens=lens, visible=visible)
 
     def idle(self, num_rows: int) -> TreeAttention:
         """Return buffers for `num_rows` rows whose nodes see nothing."""
-        lens, visible = (part.new_zeros((num_rows, *part.shape[1:])) for part in self.changing)
-        return TreeAttention(self.kernel, lens, visible)
+        return TreeAttention(self.kernel, *(part.new_zeros((num_rows, *part.shape[1:])) for part in self.changing))
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
     ) -> Tensor:
         """See `models.backends.attention.AttentionKernel`."""
-        step.cache.write(layer, step.rows, step.columns, key, value)
-        return self.kernel(query, *step.cache.layer(layer), step.rows, self.lens, self.visible, scale)
+        step.cache.write(layer, step.index, key, value)
+        return self.kernel(query, *step.cache.layer(layer), self.blocks, self.lens, self.visible, scale)
 
     @property
-    def changing(self) -> tuple[Tensor, Tensor]:
+    def changing(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tensors (r, …) that differ between forwards of one size; CUDA graphs copy them into static buffers."""
-        return self.lens, self.visible
+        return self.blocks, self.lens, self.visible
 
 
 def kernel_for(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> TreeKernel | None:

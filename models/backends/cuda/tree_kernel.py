@@ -5,8 +5,10 @@ that follow them. The queries of one key head are one block, up to MAX_QUERIES, 
 and heads alone do not fill the GPU, positions are split among programs, and a second kernel merges their results (flash
 decoding, Dao et al. 2023).
 
-Shapes: r rows, H_kv key heads, G query heads per key head, N nodes, M scratch positions, C cache positions, D_h head
-size, S splits.
+The positions of a row are P blocks of C positions: pages of a paged cache, or one block with all positions.
+
+Shapes: r rows, H_kv key heads, G query heads per key head, N nodes, M scratch positions, P blocks of C positions, D_h
+head size, S splits.
 """
 
 from __future__ import annotations
@@ -46,11 +48,18 @@ def _fold(scores, value, top, total, mixed, PRECISION: tl.constexpr):  # type: i
     return new_top, total, mixed
 
 
-@triton.jit(do_not_specialize=["num_nodes", "num_scratch", "num_splits", "num_columns"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def _start_of(blocks, row, column, num_blocks, key_head, KEY_HEADS: tl.constexpr, SIZE, HEAD_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the index of the first channel of KV positions `column` of a row, in blocks of SIZE positions."""
+    block = tl.load(blocks + row * num_blocks + column // SIZE).to(tl.int64)
+    return ((block * KEY_HEADS + key_head) * SIZE + column % SIZE) * HEAD_SIZE
+
+
+@triton.jit(do_not_specialize=["num_nodes", "num_scratch", "num_splits", "num_columns", "num_blocks"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, rows, lens, visible, out, totals, scale,
-    query_row, query_head, query_node, num_columns, num_nodes, num_scratch, num_splits,
-    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
+    query, keys, values, blocks, lens, visible, out, totals, scale,
+    query_row, query_head, query_node, num_columns, num_blocks, num_nodes, num_scratch, num_splits,
+    PAGE: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend with one block of queries of one key head to one split of a row's positions."""
@@ -67,7 +76,8 @@ def _attend(  # type: ignore[no-untyped-def]
     asked = tl.load(pointers, mask=is_query[:, None] & is_channel[None, :], other=0.0)
 
     length = tl.load(lens + row)
-    base = (tl.load(rows + row).to(tl.int64) * KEY_HEADS + key_head) * num_columns * HEAD_SIZE
+    # A row without pages is one block of all positions.
+    block_size = PAGE if PAGE > 0 else num_columns
     # The last cache position holds the writes of unused rows.
     end = tl.minimum(length + num_scratch, num_columns - 1)
     per_split = tl.cdiv(tl.cdiv(end, num_splits), BLOCK_C) * BLOCK_C
@@ -81,7 +91,9 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(start, committed, BLOCK_C):
         column = first + tl.arange(0, BLOCK_C)
         is_there = column < committed
-        offset = base + column[:, None] * HEAD_SIZE + channel[None, :]
+        # A block of BLOCK_C positions from a multiple of BLOCK_C on lies in one page.
+        base = _start_of(blocks, row, first, num_blocks, key_head, KEY_HEADS, block_size, HEAD_SIZE)
+        offset = base + (column - first)[:, None] * HEAD_SIZE + channel[None, :]
         is_read = is_there[:, None] & is_channel[None, :]
         key = tl.load(keys + offset, mask=is_read, other=0.0)
         scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
@@ -91,14 +103,18 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(tl.maximum(start, length), stop, BLOCK_C):
         column = first + tl.arange(0, BLOCK_C)
         is_there = column < stop
-        offset = base + column[:, None] * HEAD_SIZE + channel[None, :]
+        inside = tl.minimum(column, num_columns - 1)
+        base = _start_of(blocks, row, inside, num_blocks, key_head, KEY_HEADS, block_size, HEAD_SIZE)
+        offset = base[:, None] + channel[None, :]
         is_read = is_there[:, None] & is_channel[None, :]
         key = tl.load(keys + offset, mask=is_read, other=0.0)
         scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
         mask_pointers = visible + (row * num_nodes + node[:, None]) * num_scratch + (column - length)[None, :]
         is_seen = tl.load(mask_pointers, mask=is_query[:, None] & is_there[None, :], other=0) != 0
         scores = tl.where(is_seen, scores, float("-inf"))
-        value = tl.load(values + offset, mask=is_read, other=0.0)
+        # Positions that no query sees may hold NaN, and 0 · NaN is NaN.
+        is_used = tl.max(is_seen.to(tl.int32), 0) > 0
+        value = tl.load(values + offset, mask=is_read & is_used[:, None], other=0.0)
         top, total, mixed = _fold(scores, value, top, total, mixed, PRECISION)
 
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -144,32 +160,38 @@ def num_splits_of(num_programs: int, num_columns: int, num_processors: int) -> i
 
 
 def tree_attention(
-    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, lens: Tensor, visible: Tensor, scale: float
+    query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, lens: Tensor, visible: Tensor, scale: float
 ) -> Tensor:
     """Return the attention output (r, N, H, D_h) of `query` (r, H, N, D_h); see `tree_attention.TreeKernel`."""
     num_rows, num_heads, num_nodes, head_size = query.shape
-    num_key_heads, num_columns = keys.shape[1:3]
+    num_key_heads, block_size = keys.shape[1:3]
+    row_blocks = blocks.shape[1]
+    num_columns, page = row_blocks * block_size, block_size if row_blocks > 1 else 0
     group = num_heads // num_key_heads
     if query.stride(3) != 1:
         query = query.contiguous()
+    blocks = blocks.contiguous()
     block_q = min(MAX_QUERIES, max(MIN_BLOCK, triton.next_power_of_2(group * num_nodes)))
-    num_blocks = triton.cdiv(group * num_nodes, block_q)
-    num_programs = num_rows * num_key_heads * num_blocks
+    query_blocks = triton.cdiv(group * num_nodes, block_q)
+    num_programs = num_rows * num_key_heads * query_blocks
     num_splits = num_splits_of(num_programs, num_columns, _num_processors(query.device))
     is_split = num_splits > 1
     block_d = max(MIN_BLOCK, triton.next_power_of_2(head_size))
     block_c = max(MIN_BLOCK, min(MAX_BLOCK_POSITIONS, BLOCK_BYTES // (block_d * query.element_size())))
+    if page:
+        assert page % MIN_BLOCK == 0, "a block of positions lies in one page"
+        block_c = min(block_c, page)
     out = query.new_empty(num_rows, num_nodes, num_heads, head_size)
     parts, totals = out, out
     if is_split:
         parts = query.new_empty(num_splits, *out.shape, dtype=torch.float32)
         totals = query.new_empty(num_splits, *out.shape[:3], dtype=torch.float32)
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
-    launch: Any = _attend[(num_rows * num_key_heads, num_blocks, num_splits)]
+    launch: Any = _attend[(num_rows * num_key_heads, query_blocks, num_splits)]
     launch(
-        query, keys, values, rows, lens, visible, parts, totals, scale * LOG2_E,
-        query.stride(0), query.stride(1), query.stride(2), num_columns, num_nodes, visible.shape[2], num_splits,
-        num_key_heads, group, head_size, block_d, block_q, block_c, is_split, precision,
+        query, keys, values, blocks, lens, visible, parts, totals, scale * LOG2_E,
+        query.stride(0), query.stride(1), query.stride(2), num_columns, row_blocks, num_nodes, visible.shape[2],
+        num_splits, page, num_key_heads, group, head_size, block_d, block_q, block_c, is_split, precision,
         num_warps=2 if block_q == MIN_BLOCK else 4,
     )  # fmt: skip
     if is_split:

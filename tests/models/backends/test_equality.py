@@ -70,7 +70,8 @@ def trees(draw: st.DrawFn) -> TreeNodes:
     visible[:, :, offset:] &= torch.ones(num_nodes, num_nodes).tril().bool()
     cache = RaggedCache(num_rows + 1, WINDOW, 1, torch.device("cpu"))
     contents = torch.randn(num_rows + 1, KV_HEADS, WINDOW + 1, HEAD_SIZE, generator=generator).to(dtype)
-    cache.write(0, torch.arange(num_rows + 1), torch.arange(WINDOW + 1).repeat(num_rows + 1, 1), contents, -contents)
+    every = cache.locate(torch.arange(num_rows + 1), torch.arange(WINDOW + 1).repeat(num_rows + 1, 1))
+    cache.write(0, every, contents, -contents)
     return TreeNodes(
         cache=cache,
         rows=torch.arange(num_rows),

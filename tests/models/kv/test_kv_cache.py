@@ -53,7 +53,7 @@ def test_compaction_keeps_the_named_columns_in_order_and_touches_no_other_row(da
     everyone, columns = torch.arange(num_rows), torch.arange(capacity).expand(num_rows, -1)
     stamp = (torch.arange(num_rows)[:, None] * 100 + torch.arange(capacity))[:, None, :, None].float()
     for layer in range(2):
-        cache.write(layer, everyone, columns, stamp + layer, -stamp)
+        cache.write(layer, cache.locate(everyone, columns), stamp + layer, -stamp)
     lens = [data.draw(st.integers(0, capacity - num_nodes)) for _ in range(num_rows)]
     cache.lens = torch.tensor(lens)
     rows = data.draw(st.lists(st.sampled_from(range(num_rows)), min_size=1, max_size=num_rows, unique=True))
@@ -74,7 +74,7 @@ def test_compaction_keeps_the_named_columns_in_order_and_touches_no_other_row(da
 def test_a_view_and_a_copy_of_the_kv_cache_are_equal() -> None:
     cache = RaggedCache(3, 8, 1, torch.device("cpu"))
     values = torch.arange(3 * 8.0).view(3, 1, 8, 1)
-    cache.write(0, torch.arange(3), torch.arange(8).expand(3, -1), values, values)
+    cache.write(0, cache.locate(torch.arange(3), torch.arange(8).expand(3, -1)), values, values)
     view, _ = cache.read(0, torch.arange(2), 2, 5)
     copy, _ = cache.read(0, torch.tensor([0, 1]), None, 5)
     assert torch.equal(view, copy)

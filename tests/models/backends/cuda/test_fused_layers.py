@@ -41,8 +41,16 @@ def captured(model: Target, compiler: str) -> CapturedDecoder:
     return run
 
 
-def _lanes(model: Target, run: CapturedDecoder, slots: int, lanes: int, capacity: int, features: Any = ()) -> LaneModel:
-    return LaneModel(model.decoder, model.head, slots, lanes, capacity, run, features)
+def _lanes(
+    model: Target,
+    run: CapturedDecoder,
+    slots: int,
+    lanes: int,
+    capacity: int,
+    features: Any = (),
+    num_pages: Any = None,
+) -> LaneModel:
+    return LaneModel(model.decoder, model.head, slots, lanes, capacity, run, features, num_pages)
 
 
 def decode(family: str, compiler: str | None) -> dict[str, Any]:

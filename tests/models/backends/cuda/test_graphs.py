@@ -129,8 +129,14 @@ def captured(model: Target) -> CapturedDecoder:
     """Let the model's memory be served by recordings."""
     run = CapturedDecoder(model.decoder, TapeRecorder())
 
-    def lanes(num_slots: int, num_lanes: int, capacity: int, feature_layers: Sequence[int] = ()) -> LaneModel:
-        return LaneModel(model.decoder, model.head, num_slots, num_lanes, capacity, run, feature_layers)
+    def lanes(
+        num_slots: int,
+        num_lanes: int,
+        capacity: int,
+        feature_layers: Sequence[int] = (),
+        num_pages: int | None = None,
+    ) -> LaneModel:
+        return LaneModel(model.decoder, model.head, num_slots, num_lanes, capacity, run, feature_layers, num_pages)
 
     model.lanes = lanes  # type: ignore[method-assign]
     return run
@@ -165,12 +171,12 @@ def test_a_captured_pair_gives_the_output_of_the_eager_pair(family: str, slots: 
 
 
 def test_an_input_that_is_freed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: the numbers of the rows are freed after the capture."""
+    """The planted fault: the positions to write are freed after the capture."""
     record = CapturedDecoder._record
 
     def with_freed(self: CapturedDecoder, *given: Any) -> Any:
         recording = record(self, *given)
-        object.__setattr__(recording.inputs, "rows", None)
+        object.__setattr__(recording.inputs, "offsets", recording.inputs.offsets.clone())
         return recording
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_freed)
@@ -178,7 +184,7 @@ def test_an_input_that_is_freed_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
         decode_all("llava", 3, True)
 
 
-@pytest.mark.parametrize("part", ["embeds", "positions", "columns", "mask"])
+@pytest.mark.parametrize("part", ["embeds", "positions", "offsets", "mask"])
 def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: a recording uses the buffer's content at capture time."""
     expected, _ = decode_all("llava", 3, False)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from models.backends import pages
 from models.backends.base import REFERENCE
 from models.backends.cuda import tree_attention
 from models.backends.cuda.backend import CudaBackend
@@ -53,18 +54,29 @@ def run(request: pytest.FixtureRequest, module: Any, monkeypatch: pytest.MonkeyP
     return kernel
 
 
+@pytest.fixture(params=["contiguous", "paged"])
+def is_paged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    # Two and a half pages per row; a row's scratch positions cross a border.
+    monkeypatch.setattr(pages, "PAGE_POSITIONS", 16)
+    return bool(request.param == "paged")
+
+
 @tiers("lens, parents, heads", LENS, list(PARENTS), [((4, 4),), ((4, 2),), ((6, 1),)])
-def test_the_kernel_equals_one_mask(run: TreeKernel, lens: list[int], parents: str, heads: tuple[int, int]) -> None:
-    got, expected = both_ways(run, list(lens), tree(PARENTS[parents], len(lens)), heads=heads)
+def test_the_kernel_equals_one_mask(
+    run: TreeKernel, is_paged: bool, lens: list[int], parents: str, heads: tuple[int, int]
+) -> None:
+    got, expected = both_ways(run, list(lens), tree(PARENTS[parents], len(lens)), heads=heads, is_paged=is_paged)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("lens", [[3, 21, 12], [0, 5, 33]])
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (1, 4), (3, 4), (4, 6)])
-def test_a_drafters_level_sees_the_levels_before_it(run: TreeKernel, lens: list[int], first: int, last: int) -> None:
+def test_a_drafters_level_sees_the_levels_before_it(
+    run: TreeKernel, is_paged: bool, lens: list[int], first: int, last: int
+) -> None:
     """Nodes `first` … `last` − 1 of a bush, of which columns up to the last are scratch."""
     visible = tree(BUSH, 3)[:, first:last, :last]
-    got, expected = both_ways(run, lens, visible, first)
+    got, expected = both_ways(run, lens, visible, first, is_paged=is_paged)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
