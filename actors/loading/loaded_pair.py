@@ -19,6 +19,7 @@ from decoding import Engine
 from decoding.contracts import Method
 from decoding.drafters.guarded import guarded
 from decoding.drafters.suffix_index import Corpus
+from models.backends.pages import num_pages_of
 from models.contract import TargetModel
 from models.llamagen.neighbours import CodebookError
 
@@ -35,6 +36,17 @@ class PairInfo:
     revisions: dict[str, str]
 
 
+@dataclass
+class PageShare:
+    """Pages of the target's KV cache for each slot of an engine; None for a KV cache without pages."""
+
+    per_slot: float | None = None
+
+    def of(self, slots: int, most_positions: int) -> int | None:
+        """Return the pages of an engine with `slots`, enough for one sample with `most_positions`."""
+        return None if self.per_slot is None else max(int(slots * self.per_slot), num_pages_of(most_positions))
+
+
 @dataclass(frozen=True)
 class LoadedPair(ABC):
     """A loaded target and its drafter, which is a model, a head on the target, or None.
@@ -49,6 +61,7 @@ class LoadedPair(ABC):
     info: PairInfo
     codebook: Tensor | None = None
     corpora: dict[int, Corpus] = field(default_factory=dict, init=False, compare=False)
+    _pages: PageShare = field(default_factory=PageShare, init=False, compare=False)
 
     @property
     def target_id(self) -> str:
@@ -79,13 +92,18 @@ class LoadedPair(ABC):
         return self._engine(plain_method(), slots)
 
     def count_slots(self) -> tuple[int, str]:
-        """Return the number of slots that fit into memory with each of the job's methods, and the limiting reason."""
+        """Return the number of slots that fit into memory with each of the job's methods, and the limiting reason.
+        Engines that are built later share as many pages of a KV cache as fit beside these slots."""
         config = self.config
-        return count_slots(config.pool, config.method.methods, self.target, self.drafter, self.max_context_tokens)
+        count = count_slots(config.pool, config.method.methods, self.target, self.drafter, self.max_context_tokens)
+        self._pages.per_slot = count.pages_per_slot
+        return count.slots, count.reason
 
     def _engine(self, method: Method, slots: int) -> Engine:
-        pool = self.config.pool
-        return Engine(self.target, method, slots, self.max_context_tokens, pool.max_row_s, pool.max_prefill_tokens)
+        pool, most = self.config.pool, self.max_context_tokens
+        num_scratch = method.tree.num_scratch(method.drafter.shares_cache)
+        num_pages = self._pages.of(slots, self.target.num_lanes * (most + num_scratch))
+        return Engine(self.target, method, slots, most, pool.max_row_s, pool.max_prefill_tokens, num_pages=num_pages)
 
 
 def compile_models(pool: EnginePoolConfig, models: Sequence[TargetModel]) -> None:

@@ -22,6 +22,7 @@ from configs.pool import EnginePoolConfig
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from decoding.contracts import Drafter
+from models.backends.pages import PAGE_POSITIONS, num_pages_of
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan_text import engines
 from tests import toys
@@ -49,7 +50,9 @@ def count(free: int, *methods: MethodConfig, context: int = 160, **pool: Any) ->
     settings = EnginePoolConfig(slots="auto", **(MANY | pool))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot_count, "usable_bytes", lambda *_: free)
-        return count_slots(settings, methods, toys.target("llama"), drafter, context)
+        result = count_slots(settings, methods, toys.target("llama"), drafter, context)
+        assert result.pages_per_slot is None
+        return result.slots, result.reason
 
 
 def sizes(config: MethodConfig, context: int = 160) -> int:
@@ -219,3 +222,32 @@ def test_slots_auto_does_not_change_the_fingerprint_of_a_job() -> None:
 
 def test_the_slot_gauge_gets_a_number() -> None:
     assert metrics.METRICS["draftfleet_slots"].kind == "gauge"
+
+
+def test_samples_of_different_lengths_share_pages_where_rows_are_read_by_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slots and pages together use no more memory than there is, and a slot adds at least a quarter of a context."""
+    monkeypatch.setattr(slot_count, "reads_rows", lambda *_: True)
+    target = toys.target("llama")
+    column = position_bytes(target.decoder, target.hidden_size)[CPU]
+    context = slot_count.num_positions([CHAIN], target, 2000) * column
+    each = slot_bytes(CHAIN, target, {CPU: column}, {CPU: column}, 2000)[CPU]
+    for free in (5 * each, 9 * each, 10**12):
+        monkeypatch.setattr(slot_count, "usable_bytes", lambda *_, free=free: free)
+        result = count_slots(EnginePoolConfig(slots="auto", **MANY), [CHAIN], target, target, 2000)
+        assert result.pages_per_slot is not None
+        num_pages = int(result.slots * result.pages_per_slot)
+        assert result.slots * (each - context) + num_pages * PAGE_POSITIONS * column <= free
+        assert num_pages >= result.slots * context // (4 * PAGE_POSITIONS * column)
+        assert num_pages <= result.slots * num_pages_of(context // column)
+        assert result.slots > free // each or result.slots == 32
+        assert f"{num_pages:,} pages of 64 KV positions" in result.reason
+
+
+def test_images_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_count, "reads_rows", lambda *_: True)
+    monkeypatch.setattr(slot_count, "usable_bytes", lambda *_: 10**9)
+    target = toys.target("llama")
+    monkeypatch.setattr(target, "max_new_tokens", 64)
+    assert count_slots(EnginePoolConfig(slots="auto", **MANY), [PLAIN], target, None, 160).pages_per_slot is None

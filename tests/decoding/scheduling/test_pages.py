@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -166,3 +167,29 @@ def test_nan_in_free_pages_changes_no_token(backend: CudaBackend, monkeypatch: p
 
     monkeypatch.setattr(PagedCache, "forget", poisoned)
     assert decode("sd-tree", "llama", Sampling(), NUM_PAGES)[0] == expected
+
+
+def test_pages_hold_four_times_the_samples_of_slots_for_mixed_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """85 % of the samples have 200 to 800 positions, the others 800 to 4,000; `max_context_tokens` is 4,096."""
+    monkeypatch.setattr(pages, "PAGE_POSITIONS", 64)
+    num_slots, context, generator = 32, 4096, random.Random(45)
+    pool = PagePool(num_slots * pages.num_pages_of(context))
+
+    def length() -> int:
+        low, high = (200, 800) if generator.random() < 0.85 else (800, 4000)
+        return generator.randint(low, high)
+
+    running: list[tuple[int, list[int]]] = []
+    held: list[int] = []
+    waiting = pages.num_pages_of(length())
+    for step in range(4_000):
+        for sample in [sample for sample in running if sample[0] <= step]:
+            running.remove(sample)
+            pool.give_back(sample[1])
+        while (taken := pool.take(waiting)) is not None:
+            running.append((step + generator.randint(64, 512), taken))
+            waiting = pages.num_pages_of(length())
+        used = [page for _, sample in running for page in sample]
+        assert len(used) == len(set(used)) <= pool.num_pages
+        held += [len(running)] if step >= 1_000 else []
+    assert sum(held) / len(held) >= 4 * num_slots
