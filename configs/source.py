@@ -13,7 +13,9 @@ from files.external_code import is_external
 DEFAULT_NUM_FRAMES = 8
 
 
-BuiltInKind = Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
+BuiltInKind = Literal[
+    "parquet", "images", "videos", "webdataset", "jsonl", "json", "coco", "csv", "text", "hf", "lance"
+]
 
 
 def _known_kind(value: Any) -> str:
@@ -161,9 +163,10 @@ class SourceConfig(Section):
     """The input data: format, location, columns, and limits of its rows."""
 
     kind: SourceKindName
-    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
-    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed), or a
-    [format of yours](../guides/extend.md#formats) as `module:name`; see [sources](../guides/sources.md)."""
+    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `json` (arrays, as
+    of LLaVA and ShareGPT), `coco` (annotations), `csv`, `text` (one prompt per line), `hf` (folders of Hugging Face's
+    `datasets`), `lance` (where its library is installed), or a [format of yours](../guides/extend.md#formats) as
+    `module:name`; see [sources](../guides/sources.md)."""
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
     """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
     columns: SourceColumnsConfig = SourceColumnsConfig()
@@ -195,6 +198,9 @@ class SourceConfig(Section):
     uri_schemes: tuple[UriScheme, ...] = ("file",)
     """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
     without one is relative to the source root."""
+    media_root: Annotated[str, Field(min_length=1), AfterValidator(without_credentials)] | None = None
+    """The folder to which paths in rows are relative, itself relative to the source root (`../train2017`), or a local
+    path or URL; the source root if left out."""
     local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
     """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
     fetch: FetchConfig = FetchConfig()
@@ -246,6 +252,8 @@ class SourceConfig(Section):
                 del data[name]
         if data["delimiter"] == "auto":
             data["delimiter"] = None  # differs for files only that could not be read before
+        if data["media_root"] is None:
+            del data["media_root"]
         video = data["video"]
         for name, value in VIDEO_OLDER.items():
             if not reads_videos or video[name] == value:

@@ -18,6 +18,7 @@ from configs.source import SourceConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.formats import kind_of
 from pipeline.formats.kind import Needs, no_row_groups
+from pipeline.formats.uris import Fetcher
 from pipeline.manifest.manifest import LISTING, SCHEMA, Manifest
 from pipeline.manifest.manifest_checks import problem_of_files
 from pipeline.manifest.survey import repeated_rows, survey
@@ -80,10 +81,19 @@ def freeze_for(needs: Needs, workers: Workers = IN_PROCESS) -> Manifest:
     """List the source and survey its files; raises ConfigError like `freeze`."""
     skipped = Skipped()
     filesystem, root, files = list_source(needs.source, skipped)
+    _check_media_root(needs.source, access.unstripped(filesystem, root))
     manifest = replace(survey_files(filesystem, root, files, needs, workers), skipped=dict(skipped.counts))
     if manifest.num_samples == 0:
         raise ConfigError(f"source.path: the files at {_source_name(needs.source)} hold no rows")
     return manifest
+
+
+def _check_media_root(source: SourceConfig, root: str) -> None:
+    """Raise ConfigError if `source.media_root` is a local folder that does not exist, or cannot be opened."""
+    if source.media_root is not None:
+        filesystem, path = access.open_url(Fetcher(source, root).media_root, "source.media_root")
+        if access.is_local(filesystem) and not filesystem.isdir(path):
+            raise ConfigError(f"source.media_root: {access.shown(path)} is no folder; it is relative to {root}")
 
 
 def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Table]:

@@ -140,6 +140,16 @@ def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
             yield {"type": "text", "text": piece}, None
 
 
+def mark_videos(conversation: Conversation, num_images: int, num_videos: int) -> None:
+    """Make the places for images places for videos, as of LLaVA-Video's rows, if the row has as many videos and neither
+    an image nor a place for a video."""
+    if num_images or conversation.uris["video"] or conversation.uris["image"] != [None] * num_videos:
+        return
+    conversation.uris["video"], conversation.uris["image"] = conversation.uris["image"], []
+    for message in conversation.messages:
+        message["content"] = [{"type": "video"} if part["type"] == "image" else part for part in message["content"]]
+
+
 def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:
     """Return the media of a kind in placeholder order: the URI of each placeholder, or the next medium of `given`.
     Without placeholders, the media are inserted before the text of the first user turn. RowError `invalid_value` if

@@ -10,7 +10,7 @@ from typing import Any
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig, PromptConfig, RowColumnsConfig, SamplingConfig
 from pipeline.prompts import templates
-from pipeline.prompts.conversations import place_media, read_conversation
+from pipeline.prompts.conversations import mark_videos, place_media, read_conversation
 from pipeline.prompts.sampling import read_sampling, sampling_names
 from pipeline.rows.schemas import RowError
 
@@ -79,6 +79,7 @@ class PromptOptions:
         if self.columns.messages is not None:
             column = self.columns.messages
             conversation = read_conversation(fields.get(column), column, self.drops_answers)
+            mark_videos(conversation, len(images), len(videos))
             own_images = place_media(conversation, "image", images, column)
             own_videos = place_media(conversation, "video", videos, column)
             for message in conversation.messages:
