@@ -29,6 +29,7 @@ class Json(Jsonl):
 
     name = "json"
     suffixes = (".json",)
+    other_suffixes = ()
 
     def dialect(self, filesystem: Any, source: SourceConfig, path: str) -> str:
         """Return how the values of a file are separated, from its first lines."""

@@ -31,6 +31,7 @@ class Jsonl(LineFormat):
 
     name = "jsonl"
     suffixes: tuple[str, ...] = (".jsonl", ".ndjson")
+    other_suffixes: tuple[str, ...] = (".json",)
 
     added_names: frozenset[str] = frozenset()
     """Columns that rows have besides the keys of their objects."""

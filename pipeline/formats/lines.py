@@ -250,6 +250,7 @@ class LineFormat(ABC):
 
     name: str
     suffixes: tuple[str, ...]
+    other_suffixes: tuple[str, ...] = ()
     max_bytes = TEXT_MAX_BYTES
 
     has_header = False
@@ -279,9 +280,13 @@ class LineFormat(ABC):
 
     @property
     def kind(self) -> SourceKind:
-        suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
+        suffixes, others = (
+            tuple(stem + tail for stem in stems for tail in ("", *COMPRESSED))
+            for stems in (self.suffixes, self.other_suffixes)
+        )
         return SourceKind(
             *(self.name, suffixes, self.survey, self.read),
+            other_suffixes=others,
             select=self.select,
             cost=SurveyCost.CONTENT,
             can_split=self.splits,

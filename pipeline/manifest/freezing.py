@@ -104,11 +104,18 @@ def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Ta
     Raises:
         ConfigError: the source is missing or empty.
     """
+    kind = kind_of(source.kind)
     filesystem, root, listing = open_listing(source, skipped)
     with _listing_errors(source):
         files = _table(listing)
+    if not files.num_rows and kind.other_suffixes:
+        others = Skipped()
+        filesystem, root, listing = open_listing(source, others, kind.other_suffixes)
+        with _listing_errors(source):
+            files = _table(listing)
+        if files.num_rows:
+            skipped.counts = others.counts
     if not files.num_rows:
-        kind = kind_of(source.kind)
         raise ConfigError(
             f"source.path: nothing to read at {_source_name(source)}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
@@ -117,8 +124,11 @@ def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Ta
     return filesystem, root, files
 
 
-def open_listing(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, Iterator[Listed]]:
-    """Return the file system of a source, the root path in it, and an iterator over its files, in no order.
+def open_listing(
+    source: SourceConfig, skipped: Skipped, suffixes: tuple[str, ...] = ()
+) -> tuple[Any, str, Iterator[Listed]]:
+    """Return the file system of a source, the root path in it, and an iterator over its files, in no order; files in
+    folders have one of the `suffixes`, by default the kind's.
 
     Raises:
         ConfigError: the source is missing.
@@ -129,7 +139,7 @@ def open_listing(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, Iter
     if any(other is not filesystem for other, _ in opened):
         raise ConfigError("source.path: all paths of a source must be in one store; start a job for each store")
     list_units = kind.list_units or functools.partial(
-        list_paths, suffixes=kind.suffixes, skipped=skipped, local_roots=source.local_roots
+        list_paths, suffixes=suffixes or kind.suffixes, skipped=skipped, local_roots=source.local_roots
     )
     with _listing_errors(source):
         root, listing = list_units(filesystem, paths)

@@ -260,3 +260,29 @@ def test_lines_that_are_named_json_keep_their_neighbours(tmp_path: Path) -> None
     table = read_all(source_of(tmp_path), "{v}")
     assert list(outcomes(table).values()) == ["", "broken_line", ""]
     assert table["error_message"].to_pylist()[1].startswith("line 2 is no JSON")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "hf"])
+def test_lines_that_are_named_json_are_read_in_folders_without_other_files(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "red.png").write_bytes(encode(RED))
+    (folder / "train.json").write_text('{"image": "red.png", "text": "a"}\n{"image": "red.png", "text": "b"}\n')
+    if kind == "hf":
+        (folder / "dataset_info.json").write_text('{"citation": ""}')
+    source = {"kind": kind, "path": str(folder), "columns": {"image": "image"}}
+    rows = decoded(source, tmp_path, prompt={"text": "{text}"})
+    assert [(row["sample_id"], colours(row), text_of(row)) for row in rows] == [
+        ("train.json#0", [RED], "<image>a"),
+        ("train.json#1", [RED], "<image>b"),
+    ]
+    (folder / "more.jsonl").write_text('{"image": "red.png", "text": "c"}\n')
+    assert [row["sample_id"] for row in decoded(source, tmp_path, prompt={"text": "{text}"})] == ["more.jsonl#0"]
+
+
+def test_arrays_are_rows_of_hugging_face_folders(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text('[{"text": "a"}, {"text": "b"}]')
+    assert list(outcomes(read_all(source_of(tmp_path, "hf"), "{text}")).values()) == ["", ""]
+    (tmp_path / "x.tsv").write_text("text\na\n")
+    with pytest.raises(ConfigError, match=r"source\.path: files '\.tsv' are none of \.arrow, "):
+        read_all(source_of(tmp_path / "*.tsv", "hf"), "{text}")
