@@ -16,12 +16,14 @@ from configs.schema import PromptConfig
 from configs.source import SourceConfig
 from pipeline.formats import coco, json_values, lines
 from pipeline.formats.json import KIND, Json
+from pipeline.formats.uris import Fetcher
 from pipeline.manifest import freezing
 from pipeline.prompts.row_options import PromptOptions
 from tests.pipeline.attempts import at_rest, job, rows_in, run
 from tests.pipeline.formats.shards import encode, outcomes, read_all
 from tests.pipeline.formats.test_foreign_rows import GREEN, RED, colours, decoded, text_of
 from tests.pipeline.formats.test_lines import compressed
+from tests.pipeline.inputs import clips
 
 PROMPT = PromptOptions(PromptConfig(text="{v}"))
 
@@ -286,3 +288,49 @@ def test_arrays_are_rows_of_hugging_face_folders(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("text\na\n")
     with pytest.raises(ConfigError, match=r"source\.path: files '\.tsv' are none of \.arrow, "):
         read_all(source_of(tmp_path / "*.tsv", "hf"), "{text}")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_arrays_of_other_encodings_are_read_wherever_spans_begin(tmp_path: Path, encoding: str) -> None:
+    rows = [{"v": f"naïve 猫 {number}"} for number in range(9)]
+    text = json.dumps(rows, ensure_ascii=False, indent=1)
+    (tmp_path / "a.json").write_text("\ufeff" * encoding.endswith("be") + text, encoding=encoding)
+    table = read_all(source_of(tmp_path, span_max_rows=2), "{v}")
+    assert [json.loads(fields) for fields in table["fields"].to_pylist()] == rows
+
+
+@pytest.mark.parametrize("text", ["[]", " [\n]\n", "", " \n"])
+def test_a_file_without_values_has_no_rows(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ConfigError, match="hold no rows"):
+        read_all(source_of(tmp_path), "x")
+    (tmp_path / "b.json").write_text('[{"v": 1}]')
+    assert outcomes(read_all(source_of(tmp_path), "{v}")) == {"b.json#0": ""}
+
+
+def test_rows_of_llava_video_show_their_videos_at_the_marks_of_images(tmp_path: Path) -> None:
+    for name, data in clips().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    turns = [{"from": "human", "value": "<image>\nWhat happens?"}, {"from": "gpt", "value": "Old."}]
+    (tmp_path / "a.json").write_text(json.dumps([{"video": name, "conversations": turns} for name in clips()]))
+    source: dict[str, Any] = {"kind": "json", "path": str(tmp_path / "a.json"), "video": {"num_frames": 2}}
+    source["columns"] = {"video": "video"}
+    rows = decoded(source, tmp_path, prompt=None, columns={"messages": "conversations"})
+    assert [(text_of(row), len(row["videos"])) for row in rows] == [("<video>What happens?", 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("root", "given", "expected"),
+    [
+        ("/data/ann", None, "/data/ann"),
+        ("/data/ann", "../val", "/data/val"),
+        ("/data/ann", "/pictures", "/pictures"),
+        ("/data/ann", "s3://b/c", "s3://b/c"),
+        ("s3://b/data/ann", "../val", "s3://b/data/val"),
+        ("s3://b", "val", "s3://b/val"),
+        ("http://h/data", "val/", "http://h/data/val"),
+    ],
+)
+def test_a_media_root_is_relative_to_the_source_root(root: str, given: str | None, expected: str) -> None:
+    assert Fetcher(source_of("x", media_root=given), root).media_root == expected
