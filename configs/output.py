@@ -162,6 +162,14 @@ class WebDatasetExportConfig(Section):
     """Columns of the output in the object."""
 
 
+class OpenAIBatchExportConfig(Section):
+    """Result lines of OpenAI's batch format, a file for each file of the source, in the order of its rows."""
+
+    kind: Literal["openai_batch"] = "openai_batch"
+    path: Place
+    """The folder, empty or written by the same export; the results of `a.jsonl` are in `a.jsonl.results.jsonl`."""
+
+
 class LanceExportConfig(Section):
     """A column of a Lance dataset, merged by `source.id_column`."""
 
@@ -175,7 +183,8 @@ class LanceExportConfig(Section):
 
 
 ExportConfig = Annotated[
-    SidecarExportConfig | DatasetExportConfig | WebDatasetExportConfig | LanceExportConfig, Field(discriminator="kind")
+    SidecarExportConfig | DatasetExportConfig | WebDatasetExportConfig | OpenAIBatchExportConfig | LanceExportConfig,
+    Field(discriminator="kind"),
 ]
 
 

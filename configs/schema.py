@@ -245,6 +245,11 @@ class DatasetJobConfig(Section):
         return self
 
     @property
+    def has_conversations(self) -> bool:
+        """Whether the prompts are conversations in the rows."""
+        return False
+
+    @property
     def reads_images(self) -> bool:
         """Whether rows may have images as input."""
         return False
@@ -269,7 +274,7 @@ class DatasetJobConfig(Section):
         data["job"] = {"seed": self.job.seed}
         data["sink"] = {name: data["sink"][name] for name in self._sink_content}
         data["method"] = self.method.content()
-        data["source"] = self.source.content(self.reads_images, self.reads_videos)
+        data["source"] = self.source.content(self.reads_images, self.reads_videos, self.has_conversations)
         for weights in filter(None, data["model"].values()):
             del weights["device"]
         return {**data, "revisions": revisions}
@@ -377,12 +382,16 @@ class CaptionJobConfig(DatasetJobConfig):
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
 
     @property
+    def has_conversations(self) -> bool:
+        return self.columns.messages is not None
+
+    @property
     def reads_images(self) -> bool:
-        return self.source.may_have_images or self.columns.messages is not None
+        return self.source.may_have_images or self.has_conversations
 
     @property
     def reads_videos(self) -> bool:
-        return self.source.may_have_videos or self.columns.messages is not None
+        return self.source.may_have_videos or self.has_conversations
 
     @property
     def multiplies_rows(self) -> bool:

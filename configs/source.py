@@ -13,7 +13,9 @@ from files.external_code import is_external
 DEFAULT_NUM_FRAMES = 8
 
 
-BuiltInKind = Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
+BuiltInKind = Literal[
+    "parquet", "images", "videos", "webdataset", "jsonl", "json", "coco", "csv", "text", "hf", "lance"
+]
 
 
 def _known_kind(value: Any) -> str:
@@ -139,6 +141,7 @@ OLDER = {
     "companions": "show",
     "text_only_rows": "error",
     "final_answers": "error",
+    "content_marks": "text",
 }
 """Keys of `source` that older outputs do not have, with the values by which those outputs were read."""
 VIDEO_OLDER = {"square_pixels": False}
@@ -161,9 +164,10 @@ class SourceConfig(Section):
     """The input data: format, location, columns, and limits of its rows."""
 
     kind: SourceKindName
-    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
-    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed), or a
-    [format of yours](../guides/extend.md#formats) as `module:name`; see [sources](../guides/sources.md)."""
+    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `json` (arrays, as
+    of LLaVA and ShareGPT), `coco` (annotations), `csv`, `text` (one prompt per line), `hf` (folders of Hugging Face's
+    `datasets`), `lance` (where its library is installed), or a [format of yours](../guides/extend.md#formats) as
+    `module:name`; see [sources](../guides/sources.md)."""
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
     """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
     columns: SourceColumnsConfig = SourceColumnsConfig()
@@ -181,6 +185,9 @@ class SourceConfig(Section):
     final_answers: Literal["drop", "error"] = "drop"
     """Conversations that end with the assistant's turn, as rows for training do: `drop` leaves that turn out, so that
     the model answers; `error`: error rows."""
+    content_marks: Literal["read", "text"] = "read"
+    """`<image>` and `<video>` in texts of turns with `role` and `content`, as LLaMA-Factory writes them: `read` makes
+    them the places of the row's images and videos, if there are as many of them and no other places; `text`: never."""
     companions: Literal["skip", "show"] = "skip"
     """Tars only: `skip` leaves out images that have a name of their own (`1.seg.png`, `1.depth.png`) beside one that
     has none (`1.jpg`); numbers are no names. `show`: all images of a sample. `columns.image` chooses members."""
@@ -195,6 +202,9 @@ class SourceConfig(Section):
     uri_schemes: tuple[UriScheme, ...] = ("file",)
     """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
     without one is relative to the source root."""
+    media_root: Annotated[str, Field(min_length=1), AfterValidator(without_credentials)] | None = None
+    """The folder to which paths in rows are relative, itself relative to the source root (`../train2017`), or a local
+    path or URL; the source root if left out."""
     local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
     """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
     fetch: FetchConfig = FetchConfig()
@@ -229,9 +239,9 @@ class SourceConfig(Section):
         """Whether rows may have videos: of files, tars, a column, or a format of the user's."""
         return self.kind in ("videos", "webdataset") or is_external(self.kind) or self.columns.video is not None
 
-    def comparable(self, reads_images: bool, reads_videos: bool) -> dict[str, Any]:
-        """Return all keys as plain data, for a job that reads images or videos. A newer key is left out if it cannot
-        affect this source, or has the value by which older outputs were read."""
+    def comparable(self, reads_images: bool, reads_videos: bool, has_conversations: bool = False) -> dict[str, Any]:
+        """Return all keys as plain data, for a job that reads images, videos or conversations. A newer key is left out
+        if it cannot affect this source, or has the value by which older outputs were read."""
         data = self.model_dump(mode="json")
         has_text_ids = self.kind in ("csv", "hf", "webdataset") or is_external(self.kind)
         affects = {
@@ -239,6 +249,7 @@ class SourceConfig(Section):
             "integral_ids": self.id_column is not None and has_text_ids,
             "companions": self.kind == "webdataset",
             "text_only_rows": reads_images or reads_videos,
+            "content_marks": has_conversations,
             "final_answers": False,  # only conversations, and of these only whether a row is an error row
         }
         for name, value in OLDER.items():
@@ -246,15 +257,17 @@ class SourceConfig(Section):
                 del data[name]
         if data["delimiter"] == "auto":
             data["delimiter"] = None  # differs for files only that could not be read before
+        if data["media_root"] is None:
+            del data["media_root"]
         video = data["video"]
         for name, value in VIDEO_OLDER.items():
             if not reads_videos or video[name] == value:
                 del video[name]
         return data
 
-    def content(self, reads_images: bool, reads_videos: bool) -> dict[str, Any]:
+    def content(self, reads_images: bool, reads_videos: bool, has_conversations: bool = False) -> dict[str, Any]:
         """Return the keys of `comparable` that affect the results of a job."""
-        data = self.comparable(reads_images, reads_videos)
+        data = self.comparable(reads_images, reads_videos, has_conversations)
         data = {name: value for name, value in data.items() if name not in (*CIRCUMSTANCES, *ONLY_ERROR_ROWS)}
         shots = SHOTS if self.video.split == "windows" else ()
         for name in (*VIDEO_CIRCUMSTANCES, *shots):

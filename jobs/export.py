@@ -1,4 +1,4 @@
-"""`python -m jobs.export`: export the results of a caption job as sidecar files, a dataset folder, tars or a column.
+"""`python -m jobs.export`: export the results of a caption job as sidecars, a dataset, tars, result lines or a column.
 
 The job may be finished or running: what was published and not exported yet is exported, so the same command resumes.
 Exit status: 0 done, 1 failed, 2 refused (nothing was exported), 3 some rows were refused or files of the output are

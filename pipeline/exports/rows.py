@@ -15,15 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from pipeline.exports.ledger import ExportPart, published
-from pipeline.manifest.done_bitmap import PathIndex
+from pipeline.exports.ledger import ExportPart, published, state_of
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.manifest.manifest import Manifest
 from pipeline.manifest.manifest_parts import read_parts, with_counts
+from pipeline.output.accounts import locate
 from pipeline.output.files import read_found
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import result_schema
 from pipeline.storage import access
-from pipeline.storage.output_dir import DATA, OutputDir
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 NUM_THREADS = 8
 """Number of files that a task writes at the same time."""
@@ -48,6 +49,29 @@ def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[Export
     """Return a part for each published file of `data/`; a row takes about `row_s` seconds of one core."""
     states = published(output, DATA)
     return [ExportPart(name, state, name, row_s * rows_per_file, (name,)) for name, state in states.items()]
+
+
+def parts_of_sources(output: OutputDir, byte_s: float) -> list[ExportPart]:
+    """Return a part for each file of the source whose samples all have rows; `byte_s` is the time per byte of the file.
+    Its item is the file's path and the published files with its rows, and its state is that of these files."""
+    manifest = read_manifest(output)
+    paths, done = PathIndex(manifest.files["path"]), DoneBitmap(manifest.counts)
+    holders: dict[int, list[tuple[str, str]]] = {}
+    for name, state in published(output, DATA, ERRORS).items():
+        table = read_rows(output, name, ())
+        [located] = locate([table], paths)
+        inside = done.is_inside(located.files, located.rows)
+        done.add(located.files[inside], located.rows[inside])
+        for file in np.unique(located.files[inside]).tolist():
+            holders.setdefault(file, []).append((name, state))
+    parts = []
+    for file, some in sorted(holders.items()):
+        if done.is_complete(file):
+            path, size = (manifest.files[name][file].as_py() for name in ("path", "size_bytes"))
+            state = state_of([value for pair in some for value in pair])
+            names = [name for name, _ in some]
+            parts.append(ExportPart(path, state, (path, names), size * byte_s, tuple(names)))
+    return parts
 
 
 def read_rows(output: OutputDir, name: str, columns: Iterable[str]) -> pa.Table:

@@ -8,13 +8,20 @@ from functools import partial
 from typing import Any, Protocol
 
 from configs.load import ConfigError
-from configs.output import DatasetExportConfig, ExportConfig, LanceExportConfig, SidecarExportConfig
+from configs.output import (
+    DatasetExportConfig,
+    ExportConfig,
+    LanceExportConfig,
+    OpenAIBatchExportConfig,
+    SidecarExportConfig,
+)
 from configs.pool import JobSectionConfig
 from files.local import OutsideRoots
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
 from pipeline.exports.lance import LanceColumn
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome
+from pipeline.exports.openai_batch import OpenAIBatch
 from pipeline.exports.sidecars import Sidecars
 from pipeline.exports.webdataset import WebDataset
 from pipeline.output.checksums import problem_of
@@ -106,7 +113,7 @@ def check_exports(
 
 
 def _reads_source(export: ExportConfig) -> bool:
-    return not isinstance(export, LanceExportConfig | DatasetExportConfig) or (
+    return not isinstance(export, LanceExportConfig | DatasetExportConfig | OpenAIBatchExportConfig) or (
         isinstance(export, DatasetExportConfig) and export.images != "none"
     )
 
@@ -116,6 +123,8 @@ def _exporter(job: RecordedJob, export: ExportConfig, dotted: str) -> Exporter:
         return Sidecars.of(job, export, dotted)
     if isinstance(export, DatasetExportConfig):
         return Dataset.of(job, export, dotted)
+    if isinstance(export, OpenAIBatchExportConfig):
+        return OpenAIBatch.of(job, export, dotted)
     if isinstance(export, LanceExportConfig):
         return LanceColumn.of(job, export, dotted)
     return WebDataset.of(job, export, dotted)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,14 +17,12 @@ from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN, WebDatasetExportConfig
 from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
-from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal, published, state_of
-from pipeline.exports.rows import as_json, check_columns, json_bytes, read_manifest, read_rows, rows_of
-from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
-from pipeline.output.accounts import locate
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
+from pipeline.exports.rows import as_json, check_columns, json_bytes, parts_of_sources, read_rows, rows_of
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.tree import Tree
 
 BYTE_S = 2e-8
@@ -65,25 +62,8 @@ class WebDataset:
         return self.tree.identity
 
     def parts(self) -> list[ExportPart]:
-        """Return a part for each tar whose samples all have rows; its state is that of the files with its rows."""
-        manifest = read_manifest(self.output)
-        paths, done = PathIndex(manifest.files["path"]), DoneBitmap(manifest.counts)
-        holders: dict[int, list[tuple[str, str]]] = {}
-        for name, state in published(self.output, DATA, ERRORS).items():
-            table = read_rows(self.output, name, ())
-            [located] = locate([table], paths)
-            inside = done.is_inside(located.files, located.rows)
-            done.add(located.files[inside], located.rows[inside])
-            for file in np.unique(located.files[inside]).tolist():
-                holders.setdefault(file, []).append((name, state))
-        parts = []
-        for file, some in sorted(holders.items()):
-            if done.is_complete(file):
-                path, size = (manifest.files[name][file].as_py() for name in ("path", "size_bytes"))
-                state = state_of([value for pair in some for value in pair])
-                names = [name for name, _ in some]
-                parts.append(ExportPart(path, state, (path, names), size * BYTE_S, tuple(names)))
-        return parts
+        """Return a part for each tar whose samples all have rows."""
+        return parts_of_sources(self.output, BYTE_S)
 
     def export(self, item: tuple[str, Sequence[str]]) -> PartOutcome:
         """Write the tar of this path; the second value names the published files with its rows."""

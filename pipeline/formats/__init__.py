@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.load import ConfigError
 from files.external_code import ExternalCodeError, is_external, load, place_of
-from pipeline.formats import csv, hf, jsonl, lance, media_files, parquet, text, webdataset
+from pipeline.formats import coco, csv, hf, json, jsonl, lance, media_files, parquet, text, webdataset
 from pipeline.formats.kind import SourceKind
 
 KINDS: tuple[SourceKind, ...] = (
@@ -18,6 +18,8 @@ KINDS: tuple[SourceKind, ...] = (
     media_files.VIDEOS,
     webdataset.KIND,
     jsonl.KIND,
+    json.KIND,
+    coco.KIND,
     csv.KIND,
     text.KIND,
     hf.KIND,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.formats.kind import Needs, ReadSpec
-from pipeline.formats.lines import LineFormat, Record, open_bytes, split_lines
+from configs.load import ConfigError
+from pipeline.formats.kind import Entry, Needs, ReadSpec
+from pipeline.formats.lines import BOM, LineFormat, Record, open_bytes, read_head
 from pipeline.formats.nested import found_in, holders
 from pipeline.formats.records import Row
 from pipeline.formats.tables import needed_columns
@@ -29,21 +30,35 @@ class Jsonl(LineFormat):
     """Parses lines as JSON objects."""
 
     name = "jsonl"
-    suffixes = (".jsonl", ".ndjson")
+    suffixes: tuple[str, ...] = (".jsonl", ".ndjson")
+    other_suffixes: tuple[str, ...] = (".json",)
+
+    added_names: frozenset[str] = frozenset()
+    """Columns that rows have besides the keys of their objects."""
 
     def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         """Raise ConfigError if a needed column is in no peeked row of the first file with readable rows."""
         for path in map(str, files["path"]) if needs.columns() else ():
-            if names := self._peek(filesystem, access.join(root, path), needs.columns()):
-                needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
+            if names := self._peek(filesystem, access.join(root, path), needs):
+                needs.require(names | self.added_names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 return
 
-    def _peek(self, filesystem: Any, path: str, needed: Collection[str]) -> set[str]:
+    def check(self, filesystem: Any, path: str, needs: Needs, name: str) -> None:
+        """Raise ConfigError for a file that is an array, of which no line is an object."""
+        text = b""
+        with suppress(Exception), open_bytes(filesystem, path) as stream:  # the read task reports the error
+            text = read_head(stream).removeprefix(BOM).lstrip()
+        first, _, others = text.partition(b"\n")
+        if first.startswith(b"[") and not (first.rstrip().endswith(b"]") and others.strip()):
+            raise ConfigError(f"source.kind: {name} is a JSON array; source.kind 'json' reads these")
+
+    def _peek(self, filesystem: Any, path: str, needs: Needs) -> set[str]:
         """Return the columns of the first `NUM_PEEKED_ROWS` rows, and those of the needed ones that are inside of them;
         empty if no row is an object."""
         names: set[str] = set()
+        needed, dialect = needs.columns(), self.dialect(filesystem, needs.source, path)
         with suppress(Exception), open_bytes(filesystem, path) as stream:  # the read task reports the error
-            records = (record for record in split_lines(stream, self.max_bytes) if not record.is_blank)
+            records = (record for record in self.records(stream, dialect, Entry()) if not record.is_blank)
             num_bytes = 0
             for record in islice(records, NUM_PEEKED_ROWS):
                 with suppress(RowError):
@@ -58,10 +73,10 @@ class Jsonl(LineFormat):
         try:
             value = json.loads(record.text(self.max_bytes))
         except (ValueError, RecursionError) as error:
-            raise RowError("broken_line", f"line {record.line} is no JSON: {error}") from None
+            raise RowError("broken_line", f"{record.name} is no JSON: {error}") from None
         if not isinstance(value, dict):
             what = _NAMES.get(type(value), "a number")
-            raise RowError("broken_line", f"line {record.line} is no JSON object but {what}")
+            raise RowError("broken_line", f"{record.name} is no JSON object but {what}")
         return value
 
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:

@@ -258,6 +258,8 @@ class SourceKind:
     """`select(filesystem, root, files, needs)` makes the checks that need the whole listing, before the survey. It may
     return the kind that surveys the files, and which of them hold rows."""
     cost: SurveyCost = SurveyCost.FOOTER
+    other_suffixes: tuple[str, ...] = ()
+    """Suffixes of the files that are read in folders without a file of `suffixes`."""
     can_split: Callable[[str], bool] = _never
     """`can_split(path)` returns whether ranges of bytes of this file can be surveyed. A range has the records that
     begin in it, if a record begins at its first line; the survey of a range that begins inside a record is repeated."""

@@ -18,6 +18,7 @@ from pipeline.formats.encodings import HEAD_BYTES, LineFeeds, PrefixedStream, Re
 from pipeline.formats.kind import (
     RANGES,
     Chunk,
+    Entry,
     FilePiece,
     Index,
     Needs,
@@ -49,6 +50,13 @@ class Record(NamedTuple):
     data: bytes | None
     num_bytes: int
     num_lines: int
+    begin: int | None = None
+    """The byte at which a record begins whose line may have further ones."""
+
+    @property
+    def name(self) -> str:
+        """The record's position, for messages."""
+        return f"line {self.line}" if self.begin is None else f"the value at byte {self.begin} (line {self.line})"
 
     @property
     def is_blank(self) -> bool:
@@ -58,11 +66,11 @@ class Record(NamedTuple):
     def text(self, max_bytes: int) -> str:
         """Decode the record; RowError `broken_line` if it is too long or not UTF-8."""
         if self.data is None:
-            raise RowError("broken_line", f"line {self.line} has more than {max_bytes} bytes")
+            raise RowError("broken_line", f"{self.name} has more than {max_bytes} bytes")
         try:
             return self.data.decode()
         except UnicodeDecodeError as error:
-            raise RowError("broken_line", f"line {self.line} is not valid UTF-8: {error.reason}") from None
+            raise RowError("broken_line", f"{self.name} is not valid UTF-8: {error.reason}") from None
 
 
 class _Limited:
@@ -242,6 +250,7 @@ class LineFormat(ABC):
 
     name: str
     suffixes: tuple[str, ...]
+    other_suffixes: tuple[str, ...] = ()
     max_bytes = TEXT_MAX_BYTES
 
     has_header = False
@@ -265,11 +274,19 @@ class LineFormat(ABC):
         """Yield the records of these lines; by default, one per line."""
         return lines
 
+    def records(self, stream: Any, dialect: str, entry: Entry, cut: int | None = None) -> Iterator[Record]:
+        """Yield the records of a stream that begins at `entry`; see `split_lines` for `cut`."""
+        return self.split(split_lines(stream, self.max_bytes, entry.line, cut), dialect)
+
     @property
     def kind(self) -> SourceKind:
-        suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
+        suffixes, others = (
+            tuple(stem + tail for stem in stems for tail in ("", *COMPRESSED))
+            for stems in (self.suffixes, self.other_suffixes)
+        )
         return SourceKind(
             *(self.name, suffixes, self.survey, self.read),
+            other_suffixes=others,
             select=self.select,
             cost=SurveyCost.CONTENT,
             can_split=self.splits,
@@ -298,9 +315,8 @@ class LineFormat(ABC):
                         return Index()
                     # Lines after the first range are numbered from 2.
                     cut = None if stop is None else stop - begin
-                    lines = split_lines(stream, self.max_bytes, 2 if start else 1, cut)
-                    dialect = self.dialect(filesystem, source, whole_path)
-                    records = beginning_before(self.split(lines, dialect), begin, stop)
+                    dialect, entry = self.dialect(filesystem, source, whole_path), Entry(0, begin, 2 if start else 1)
+                    records = beginning_before(self.records(stream, dialect, entry, cut), begin, stop)
                     limits = source.span_max_rows, source.span_max_bytes, most_rows(path, size_bytes)
                     file_index = index_records(records, *limits)
                     if self.has_header and not start and stop is not None and not any(file_index.rows):
@@ -321,7 +337,7 @@ class LineFormat(ABC):
         parse, max_total = self.parser(filesystem, spec, path), most_rows(path, piece.size_bytes)
         with open_bytes(filesystem, path, piece.entry.offset) as stream:
             row_index, dialect = piece.entry.row, self.dialect(filesystem, spec.source, path)
-            for record in self.split(split_lines(stream, self.max_bytes, piece.entry.line), dialect):
+            for record in self.records(stream, dialect, piece.entry):
                 if record.is_blank:
                     continue
                 if piece.stop is not None and row_index >= piece.stop:

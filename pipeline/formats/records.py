@@ -4,6 +4,7 @@ bytes, a URI, `struct<bytes, path>`, or a list of these."""
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,10 @@ Row = Mapping[str, Any] | RowError
 CHUNK_ROWS = 256
 CHUNK_BYTES = 1024 * 1024
 """Bytes of text after which a chunk ends; parsed JSON may take 30 times its text."""
+
+
+_PYTHON_LIST = re.compile(r"\['[^'\\]*+'(?:, ?'[^'\\]*+')*+\]")
+"""A list of texts as pandas writes it to CSV, of which none has a quote or a backslash."""
 
 
 def kept_arrays(spec: ReadSpec, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:
@@ -113,9 +118,11 @@ def _check_cell(spec: ReadSpec, cell: Any, column: str, kind: str, max_bytes: in
 
 
 def _parsed(cell: Any) -> Any:
-    """Return the list or object of a cell that is its JSON text, None for an object without bytes and path, and other
-    cells unchanged."""
+    """Return the list or object of a cell that is its JSON text, or the list of texts that Python shows so; None for an
+    object without bytes and path, and other cells unchanged."""
     if isinstance(cell, str) and cell[:1] + cell[-1:] in ("[]", "{}"):
+        if _PYTHON_LIST.fullmatch(cell):
+            return re.findall(r"'([^']*)'", cell)
         with suppress(ValueError, RecursionError):
             cell = json.loads(cell)
     return None if isinstance(cell, dict) and not (cell.get("bytes") or cell.get("path")) else cell

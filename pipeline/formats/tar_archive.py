@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any, Literal
@@ -36,6 +37,8 @@ from pipeline.storage import access
 
 MAX_LINKED = 1_000_000
 """Maximum number of members that hard links can refer to."""
+MAX_COPIED_BYTES = 8 * 1024**3
+"""A compressed archive with hard links is decompressed to a temporary file, which has at most this many bytes."""
 SKIP_BYTES = 1024 * 1024
 BUFFER_BYTES = 64 * 1024
 Compression = Literal["", "gzip", "bz2", "xz", "zstd"]
@@ -70,6 +73,37 @@ class _Buffered(io.BufferedReader):
         pass
 
 
+class _Copy:
+    """A temporary file with the content of a stream up to `max_bytes`, or up to where the stream is damaged; reading
+    further raises that error."""
+
+    def __init__(self, stream: Any, max_bytes: int) -> None:
+        self._file = tempfile.TemporaryFile(prefix="draftfleet-")  # noqa: SIM115
+        self._damage: Exception | None = None
+        read = getattr(stream, "read1", stream.read)  # `read` loses what it has read before damage
+        try:
+            while self._file.tell() <= max_bytes and (block := read(BUFFER_BYTES)):
+                self._file.write(block)
+        except OSError as error:
+            if error.errno is not None:
+                self._file.close()
+                raise
+            self._damage = error
+        except Exception as error:  # decompressors raise errors of no common class
+            self._damage = error
+        self.is_whole = self._file.tell() <= max_bytes
+        self.close = self._file.close
+
+    def seek(self, position: int) -> None:
+        self._file.seek(position)
+
+    def read(self, num_bytes: int) -> bytes:
+        data = self._file.read(num_bytes)
+        if num_bytes and not data and self._damage is not None:
+            raise self._damage
+        return data
+
+
 def _plain_name(name: str) -> str:
     return name.removeprefix("./")
 
@@ -88,6 +122,8 @@ class Archive:
         self._files: dict[str, Member] | None = None
         """The regular members before the last hard link, by name, if there is a hard link."""
         self._files_end = 0
+        self._file, self._compression, self._can_seek = file, compression, self.is_plain
+        self._copy: _Copy | None = None
         self._position, self._max_bytes = offset, size if self.is_plain else max_bytes
         self._stream: Any = decompressed(file, compression) if compression else file
         if self.is_plain:
@@ -125,8 +161,8 @@ class Archive:
 
     def linked(self, member: Member) -> Member:
         """Return the regular member before a hard link that the link is another name of, or the link itself if there is
-        none, or the archive is compressed, so that nothing before can be read again."""
-        if not self.is_plain:
+        none, or a compressed archive is too large for a temporary file (`MAX_COPIED_BYTES`)."""
+        if not self._can_seek and not self._copied():
             return member
         if self._files is None:
             self._files, self._files_end = {}, 0
@@ -137,6 +173,25 @@ class Archive:
             self._files_end = earlier.end
             self._skip_to(earlier.end)
         return self._files.get(_plain_name(member.link), member)
+
+    def _copied(self) -> bool:
+        """Read a compressed archive from a temporary file from now on; return False if it is too large for that."""
+        if self._copy is None:
+            position = self._file.tell()
+            self._file.seek(0)
+            # Closing this stream would close the file.
+            self._second = decompressed(self._file, self._compression)
+            self._copy = _Copy(self._second, min(MAX_COPIED_BYTES, self._max_bytes))
+            if self._copy.is_whole:
+                self._stream, self._can_seek = self._copy, True
+            else:
+                self._file.seek(position)
+        return self._can_seek
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        if self._copy is not None:
+            self._copy.close()
 
     def check_end(self) -> None:
         """Raise ReadError if anything but zeros is behind the last member."""
@@ -172,7 +227,7 @@ class Archive:
 
     def _skip_to(self, position: int) -> None:
         self._check_claim(position)
-        if self.is_plain:
+        if self._can_seek:
             self._stream.seek(position)
             self._position = position
         while self._position < position:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -95,7 +96,7 @@ def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterato
     run: TarSample | None = None
     archive = open_archive(file, offset)
     num_bytes = 0
-    with noting_byte(lambda: archive.position if archive.is_plain else file.tell()):
+    with closing(archive), noting_byte(lambda: archive.position if archive.is_plain else file.tell()):
         for member in archive:
             parts = None if member.is_folder else split_name(member.name)
             if parts is None:

@@ -1,6 +1,6 @@
 """Checks URIs of media in rows and fetches them in parallel. A scheme must be in `source.uri_schemes`; a URI without
-one is a path below the source root. Local files, with symlinks resolved, must be below the source root or a folder of
-`source.local_roots`."""
+one is a path below `source.media_root`, by default the source root. Local files, with symlinks resolved, must be below
+one of these or a folder of `source.local_roots`."""
 
 from __future__ import annotations
 
@@ -88,10 +88,19 @@ class Fetcher:
         return scheme
 
     @property
+    def media_root(self) -> str:
+        """The folder of paths in rows, as a URL."""
+        given = self.source.media_root
+        if given is None or access.uri_scheme(given) or given.startswith("/"):
+            return given or self.root
+        scheme, separator, path = self.root.rpartition("://")
+        return scheme + separator + posixpath.normpath(access.join(path, given))
+
+    @property
     def roots(self) -> tuple[str, ...]:
         """The resolved local folders below which URIs may name files."""
-        filesystem, root = access.open_url(self.root, "source.path")
-        source_roots = (root,) if access.is_local(filesystem) else ()
+        opened = (access.open_url(self.root, "source.path"), access.open_url(self.media_root, "source.media_root"))
+        source_roots = tuple(root for filesystem, root in opened if access.is_local(filesystem))
         folders = (*source_roots, *self.source.local_roots)
         return tuple(os.path.realpath(folder) for folder in (*folders, *snapshot_blobs(source_roots)))
 
@@ -110,19 +119,20 @@ class Fetcher:
             except Exception as error:
                 message = f"{access.shown(uri)!r} cannot be opened: {access.reason_of(error)}"
                 raise RowError("unreadable_image", message) from None
-        filesystem, root = access.open_url(self.root, "source.path")
+        filesystem, root = access.open_url(self.media_root, "source.media_root")
         if uri.startswith("/"):
             if "file" in self.source.uri_schemes and access.is_local(filesystem):
                 return filesystem, uri
             raise _refused(uri, "it is absolute; paths are relative to the source root")
-        is_store = not access.is_local(filesystem) and scheme_of(self.root) not in ("http", "https")
+        is_store = not access.is_local(filesystem) and scheme_of(self.media_root) not in ("http", "https")
         is_plain = is_store and not {".", ".."} & set(uri.split("/"))
         relative = uri if is_plain else posixpath.normpath(uri)  # a key of a store may contain `//`
         # Below an HTTP root, the path is part of a URL, in which percent-encoded dots also lead to parent folders.
-        is_web = scheme_of(self.root) in ("http", "https")
+        is_web = scheme_of(self.media_root) in ("http", "https")
         for candidate in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
             if candidate == ".." or candidate.startswith(("../", "/")):
-                raise _refused(uri, "it leaves the source root")
+                where = "the source root" if self.source.media_root is None else "source.media_root"
+                raise _refused(uri, f"it leaves {where}")
         return filesystem, access.join(root, relative)
 
     def _fetch_web(self, uri: str, max_bytes: int) -> bytes:

@@ -18,6 +18,7 @@ from configs.source import SourceConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.formats import kind_of
 from pipeline.formats.kind import Needs, no_row_groups
+from pipeline.formats.uris import Fetcher
 from pipeline.manifest.manifest import LISTING, SCHEMA, Manifest
 from pipeline.manifest.manifest_checks import problem_of_files
 from pipeline.manifest.survey import repeated_rows, survey
@@ -80,10 +81,19 @@ def freeze_for(needs: Needs, workers: Workers = IN_PROCESS) -> Manifest:
     """List the source and survey its files; raises ConfigError like `freeze`."""
     skipped = Skipped()
     filesystem, root, files = list_source(needs.source, skipped)
+    _check_media_root(needs.source, access.unstripped(filesystem, root))
     manifest = replace(survey_files(filesystem, root, files, needs, workers), skipped=dict(skipped.counts))
     if manifest.num_samples == 0:
         raise ConfigError(f"source.path: the files at {_source_name(needs.source)} hold no rows")
     return manifest
+
+
+def _check_media_root(source: SourceConfig, root: str) -> None:
+    """Raise ConfigError if `source.media_root` is a local folder that does not exist, or cannot be opened."""
+    if source.media_root is not None:
+        filesystem, path = access.open_url(Fetcher(source, root).media_root, "source.media_root")
+        if access.is_local(filesystem) and not filesystem.isdir(path):
+            raise ConfigError(f"source.media_root: {access.shown(path)} is no folder; it is relative to {root}")
 
 
 def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Table]:
@@ -94,11 +104,18 @@ def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Ta
     Raises:
         ConfigError: the source is missing or empty.
     """
+    kind = kind_of(source.kind)
     filesystem, root, listing = open_listing(source, skipped)
     with _listing_errors(source):
         files = _table(listing)
+    if not files.num_rows and kind.other_suffixes:
+        others = Skipped()
+        filesystem, root, listing = open_listing(source, others, kind.other_suffixes)
+        with _listing_errors(source):
+            files = _table(listing)
+        if files.num_rows:
+            skipped.counts = others.counts
     if not files.num_rows:
-        kind = kind_of(source.kind)
         raise ConfigError(
             f"source.path: nothing to read at {_source_name(source)}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
@@ -107,8 +124,11 @@ def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Ta
     return filesystem, root, files
 
 
-def open_listing(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, Iterator[Listed]]:
-    """Return the file system of a source, the root path in it, and an iterator over its files, in no order.
+def open_listing(
+    source: SourceConfig, skipped: Skipped, suffixes: tuple[str, ...] = ()
+) -> tuple[Any, str, Iterator[Listed]]:
+    """Return the file system of a source, the root path in it, and an iterator over its files, in no order; files in
+    folders have one of the `suffixes`, by default the kind's.
 
     Raises:
         ConfigError: the source is missing.
@@ -119,7 +139,7 @@ def open_listing(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, Iter
     if any(other is not filesystem for other, _ in opened):
         raise ConfigError("source.path: all paths of a source must be in one store; start a job for each store")
     list_units = kind.list_units or functools.partial(
-        list_paths, suffixes=kind.suffixes, skipped=skipped, local_roots=source.local_roots
+        list_paths, suffixes=suffixes or kind.suffixes, skipped=skipped, local_roots=source.local_roots
     )
     with _listing_errors(source):
         root, listing = list_units(filesystem, paths)

@@ -140,6 +140,27 @@ def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
             yield {"type": "text", "text": piece}, None
 
 
+def read_marks(conversation: Conversation, num_images: int, num_videos: int, in_texts: bool = True) -> None:
+    """Make marks the places of a row's media. `in_texts`: marks in texts, if the conversation has no places, and as
+    many marks as the row has media. Places of images become those of videos, as in LLaVA-Video's rows, if the row has
+    as many videos and neither an image nor a place for a video."""
+    uris, messages = conversation.uris, conversation.messages
+    if in_texts and not uris["image"] and not uris["video"] and num_images + num_videos:
+        texts = [part["text"] for message in messages for part in message["content"]]
+        marks = [mark for text in texts for mark in _MARKS.findall(text)]
+        found = marks.count("image"), marks.count("video")
+        if found == (num_images, num_videos) or (not num_images and found == (num_videos, 0)):
+            uris |= {kind: [None] * count for kind, count in zip(MEDIA, found, strict=True)}
+            for message in messages:
+                parts = (part for text in message["content"] for part, _ in _marked_parts(text["text"]))
+                message["content"] = list(parts)
+    if num_images or uris["video"] or uris["image"] != [None] * num_videos:
+        return
+    uris["video"], uris["image"] = uris["image"], []
+    for message in messages:
+        message["content"] = [{"type": "video"} if part["type"] == "image" else part for part in message["content"]]
+
+
 def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:
     """Return the media of a kind in placeholder order: the URI of each placeholder, or the next medium of `given`.
     Without placeholders, the media are inserted before the text of the first user turn. RowError `invalid_value` if

@@ -10,7 +10,7 @@ from typing import Any
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig, PromptConfig, RowColumnsConfig, SamplingConfig
 from pipeline.prompts import templates
-from pipeline.prompts.conversations import place_media, read_conversation
+from pipeline.prompts.conversations import place_media, read_conversation, read_marks
 from pipeline.prompts.sampling import read_sampling, sampling_names
 from pipeline.rows.schemas import RowError
 
@@ -45,11 +45,13 @@ class PromptOptions:
     special_tokens: tuple[str, ...] = ()
     drops_answers: bool = True
     """Whether assistant turns at the end of a row's conversation are left out."""
+    reads_marks: bool = True
+    """Whether `<image>` and `<video>` in texts of OpenAI's form may be places of the row's media."""
 
     @classmethod
     def of(cls, job: CaptionJobConfig, special_tokens: Sequence[str] = ()) -> PromptOptions:
-        drops_answers = job.source.final_answers == "drop"
-        return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens), drops_answers)
+        rules = job.source.final_answers == "drop", job.source.content_marks == "read"
+        return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens), *rules)
 
     @property
     def has_conversations(self) -> bool:
@@ -79,12 +81,14 @@ class PromptOptions:
         if self.columns.messages is not None:
             column = self.columns.messages
             conversation = read_conversation(fields.get(column), column, self.drops_answers)
+            read_marks(conversation, len(images), len(videos), self.reads_marks)
             own_images = place_media(conversation, "image", images, column)
             own_videos = place_media(conversation, "video", videos, column)
             for message in conversation.messages:
-                for part in message["content"]:
-                    if part["type"] == "text":
-                        part["text"] = templates.neutralise(part["text"], self.special_tokens)
+                parts = [part for part in message["content"] if part["type"] == "text"]
+                texts = templates.neutralise_parts([part["text"] for part in parts], self.special_tokens)
+                for part, text in zip(parts, texts, strict=True):
+                    part["text"] = text
             return [RowPrompt(conversation.messages, None, sampling)], own_images, own_videos
         assert self.prompt is not None, "the schema requires a prompt if rows have no conversation"
         rounds = self._rounds(fields)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from configs.load import ConfigError
@@ -115,6 +117,22 @@ def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[
             parts.append(" ")
         position = start + 1
     return "".join([*parts, text[position:]])
+
+
+def neutralise_parts(texts: Sequence[str], special_tokens: Sequence[str]) -> list[str]:
+    """Return the texts of a message's parts after `neutralise`, with a space at the beginning of a part before which a
+    special token would continue that begins in an earlier part; chat templates may join them."""
+    parts = [neutralise(text, special_tokens) for text in texts]
+    if len(parts) < 2 or not special_tokens:
+        return parts
+    pattern, joined = _any_of(tuple(special_tokens)), "".join(parts)
+    borders = list(accumulate(map(len, parts[:-1])))
+    continued: set[int] = set()
+    position = 0
+    while (match := pattern.search(joined, position)) is not None:
+        position = match.start() + 1
+        continued.add(bisect_right(borders, match.start()) + 1)
+    return [" " * (index in continued) + part for index, part in enumerate(parts)]
 
 
 @lru_cache(maxsize=8)

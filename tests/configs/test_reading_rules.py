@@ -12,7 +12,7 @@ from pipeline.run.resume import refuse_other_content
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import job
 
-ROWS = ("integral_ids", "text_only_rows", "final_answers", "companions")
+ROWS = ("integral_ids", "text_only_rows", "final_answers", "companions", "content_marks")
 
 
 def content(source: dict[str, Any]) -> dict[str, Any]:
@@ -88,3 +88,22 @@ def test_rows_of_conversations_may_have_images_and_videos() -> None:
     plain = job({"kind": "jsonl", "path": "x"}, "out").content({})["source"]
     assert "convert_to_srgb" not in plain
     assert "square_pixels" not in plain["video"]
+
+
+def test_marks_in_texts_matter_to_conversations_only(tmp_path) -> None:
+    def found(**sections: Any) -> dict[str, Any]:
+        return job({"kind": "jsonl", "path": "x", "columns": {"image": "i"}}, "out", **sections).content({})
+
+    chat = {"prompt": None, "columns": {"messages": "m"}}
+    assert "content_marks" not in found()["source"]
+    before = found(**chat)
+    assert before["source"].pop("content_marks") == "read"
+    older_rule = {"kind": "jsonl", "path": "x", "columns": {"image": "i"}, "content_marks": "text"}
+    refuse_other_content(before, job(older_rule, "out", **chat).content({}), OutputDir(str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"source\.content_marks"):
+        refuse_other_content(before, found(**chat), OutputDir(str(tmp_path)))
+
+
+def test_a_media_root_is_a_part_of_the_content_if_it_is_set() -> None:
+    assert "media_root" not in content({"kind": "json"})["source"]
+    assert content({"kind": "json", "media_root": "../x"})["source"]["media_root"] == "../x"

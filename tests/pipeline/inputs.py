@@ -47,9 +47,16 @@ def csv_bytes(columns: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
+def rows_of(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
 def jsonl_bytes(columns: dict[str, Any]) -> bytes:
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return "".join(json.dumps(row) + "\n" for row in rows_of(columns)).encode()
+
+
+def json_bytes(columns: dict[str, Any]) -> bytes:
+    return json.dumps(rows_of(columns)).encode()
 
 
 def zstd(data: bytes) -> bytes:
@@ -142,6 +149,18 @@ INPUTS: dict[str, Input] = {
         ("rows.jsonl",),
         {"video": "video"},
         video=True,
+    ),
+    "JSON array, image URIs": Input(
+        "json", lambda: {**PICTURES, "rows.json": json_bytes(URIS)}, ("rows.json",), {"image": "image"}
+    ),
+    "JSON array `.zst`": Input(
+        "json", lambda: {**PICTURES, "r.json.zst": zstd(json_bytes(URIS))}, ("r.json.zst",), {"image": "image"}
+    ),
+    "COCO annotations": Input(
+        "coco",
+        lambda: {**PICTURES, "rows.json": json.dumps({"images": rows_of(URIS)}).encode()},
+        ("rows.json",),
+        {"image": "image"},
     ),
     "CSV, image URIs": Input(
         "csv", lambda: {**PICTURES, "rows.csv": csv_bytes(URIS)}, ("rows.csv",), {"image": "image"}

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "append json": (with_images, {"kind": "sidecars", "format": "json", "existing": "append"}),
     "dataset": (with_images, {"kind": "dataset", "images": "first"}),
     "webdataset": (with_tars, {"kind": "webdataset"}),
+    "openai_batch": (with_tars, {"kind": "openai_batch"}),
 }
 
 
@@ -58,11 +59,13 @@ def section(case: str, folder: Path) -> dict[str, Any]:
 
 
 def comparable(files: dict[str, bytes]) -> dict[str, Any]:
-    """Parquet files by their rows; the configuration in a card, which contains the folder of the test, is left out."""
+    """Parquet files by their rows, without the configuration, which contains the folder of the test, and the time."""
     return {
         name: sorted(map(repr, pq.read_table(io.BytesIO(data)).to_pylist()))
         if name.endswith(".parquet")
-        else re.sub(rb"configuration +[0-9a-f]+", b"", data)
+        else re.sub(
+            rb"configuration +[0-9a-f]+|\"created\": \d+|(batch_req_|chatcmpl-|request_id.*?)[0-9a-f]{16}", b"", data
+        )
         for name, data in files.items()
     }
 

@@ -86,6 +86,24 @@ def test_an_image_in_a_value_is_read_however_it_is_written(tmp_path: Path, value
     assert colours(row) == [RED]
 
 
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("['red.png', 'green.png']", [RED, GREEN]),
+        ("['green.png','red.png']", [GREEN, RED]),
+        (f"['{TEXT}', 'green.png']", [RED, GREEN]),
+        ("['red.png']", [RED]),
+        ("['red.png', green.png]", "missing_image"),
+    ],
+)
+def test_a_list_as_pandas_writes_it_to_csv_is_a_list(tmp_path: Path, cell: str, expected: Any) -> None:
+    for name, colour in (("red", RED), ("green", GREEN)):
+        (tmp_path / f"{name}.png").write_bytes(encode(colour))
+    (tmp_path / "r.csv").write_text(f'image\n"{cell}"\n')
+    [row] = decoded({"kind": "csv", "path": str(tmp_path / "r.csv"), "columns": {"image": "image"}}, tmp_path)
+    assert colours(row) == expected
+
+
 def test_url_safe_base64_is_that_of_the_other_alphabet() -> None:
     data = NOISE.getvalue()
     text = base64.urlsafe_b64encode(data).decode()

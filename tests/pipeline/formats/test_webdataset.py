@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.schema import PromptConfig
 from configs.source import SourceColumnsConfig, SourceConfig
-from pipeline.formats import kind, tars
+from pipeline.formats import kind, tar_archive, tars
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
 from tests.pipeline.formats.shards import images_of, outcomes, read_all, tar_bytes
@@ -95,8 +95,26 @@ def test_a_member_that_no_sample_has_is_refused_by_name(tmp_path) -> None:
         read_all(tar_source(tmp_path, columns=SourceColumnsConfig(image="png")))
 
 
+PACKED = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: bytes(pa.compress(data, "zstd", asbytes=True)),
+}
+
+
+def linked(data: bytes, *links: tuple[str, str]) -> bytes:
+    """The members of an archive, and hard links to them."""
+    for name, target in links:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = tarfile.LNKTYPE, target
+        data += info.tobuf()
+    return data + bytes(1024)
+
+
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", ["", ".gz", ".bz2", ".xz", ".zst"])
 def test_a_hard_link_is_the_member_that_it_names(tmp_path, kind, packed) -> None:
     buffer = io.BytesIO()
     long = f"{'d' * 60}/{'e' * 30}/1.png"
@@ -114,13 +132,35 @@ def test_a_hard_link_is_the_member_that_it_names(tmp_path, kind, packed) -> None
         gone.type, gone.linkname = tarfile.LNKTYPE, "6.png"
         tar.addfile(gone)
     data = buffer.getvalue()
-    (tmp_path / "a.tar").write_bytes(gzip.compress(data) if packed else data)
+    (tmp_path / f"a.tar{packed}").write_bytes(PACKED[packed](data))
     for span_bytes in (1 << 20, 1):
         table = read_all(tar_source(tmp_path, span_max_bytes=span_bytes))
-        links = ["broken_sample" if packed else ""] * 2
-        assert list(outcomes(table).values()) == ["", links[0], "", links[1], "broken_sample"]
-        if not packed:
-            assert images_of(table) == [[b"one"], [b"one"], [b"three"], [b"three"], []]
+        assert list(outcomes(table).values()) == ["", "", "", "", "broken_sample"]
+        assert images_of(table) == [[b"one"], [b"one"], [b"three"], [b"three"], []]
+
+
+def test_hard_links_of_a_compressed_archive_need_a_bounded_copy(tmp_path, monkeypatch) -> None:
+    members = [(f"{number}.png", number.to_bytes(1, "big") * 3000) for number in range(9)]
+    data = linked(tar_bytes(members)[: 9 * 3584], ("a.png", "0.png"), ("b.png", "8.png"))
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(data))
+    monkeypatch.setattr(tar_archive, "MAX_COPIED_BYTES", len(data))
+    table = read_all(tar_source(tmp_path / "a.tar.gz"))
+    assert images_of(table)[-2:] == [[members[0][1]], [members[8][1]]]
+    monkeypatch.setattr(tar_archive, "MAX_COPIED_BYTES", len(data) - 1)
+    table = read_all(tar_source(tmp_path / "a.tar.gz"))
+    assert list(outcomes(table).values()) == [*[""] * 9, "broken_sample", "broken_sample"]
+    assert images_of(table)[:9] == [[content] for _, content in members]
+
+
+def test_a_damaged_compressed_archive_with_hard_links_yields_its_rows_up_to_the_damage(tmp_path) -> None:
+    first = linked(tar_bytes([("0.png", b"zero")])[:1024], ("1.png", "0.png"))[:1536]
+    data = first + tar_bytes([(f"{number}.png", bytes([number]) * 2000) for number in range(2, 9)])
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(data, 0)[:-9000])
+    table = read_all(tar_source(tmp_path))
+    codes = list(outcomes(table).values())
+    assert images_of(table)[:3] == [[b"zero"], [b"zero"], [b"\2" * 2000]]
+    assert codes[-1] == "broken_shard"
+    assert set(codes[:-1]) == {""}
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.tar.zst", "a.tzst"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.prompts.conversations import MEDIA, Conversation, place_media, read_conversation
+from pipeline.prompts.conversations import MEDIA, Conversation, place_media, read_conversation, read_marks
 from pipeline.rows.schemas import RowError
 
 
@@ -193,3 +193,62 @@ def test_every_row_becomes_a_conversation_or_a_row_error(value) -> None:
         except RowError:
             continue
         assert parsed.messages[-1]["role"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("value", "num_images", "num_videos", "expected"),
+    [
+        ("<image>\nDescribe.", 0, 1, ([], ["film0"], "vt")),
+        ("<image> and <image>", 0, 2, ([], ["film0", "film1"], "vtv")),
+        ("<video>\nDescribe.", 0, 1, ([], ["film0"], "vt")),
+        ("<image> <video>", 1, 1, (["one0"], ["film0"], "itv")),
+        ("<image>", 1, 0, (["one0"], [], "i")),
+    ],
+)
+def test_marks_of_images_are_places_for_the_videos_of_rows_without_images(
+    value: str, num_images: int, num_videos: int, expected: tuple[list[str], list[str], str]
+) -> None:
+    parsed = read_conversation([{"from": "human", "value": value + "?"}], "m")
+    read_marks(parsed, num_images, num_videos)
+    images = place_media(parsed, "image", [f"one{number}" for number in range(num_images)], "m")
+    videos = place_media(parsed, "video", [f"film{number}" for number in range(num_videos)], "m")
+    kinds = "".join(part["type"][0] for part in parsed.messages[0]["content"])
+    assert (images, videos, kinds.removesuffix("t")) == (*expected[:2], expected[2].removesuffix("t"))
+
+
+def test_marks_of_images_stay_if_the_row_has_another_number_of_videos() -> None:
+    parsed = read_conversation([{"from": "human", "value": "<image> and <image>?"}], "m")
+    read_marks(parsed, 0, 1)
+    with pytest.raises(RowError, match="has 2 places for images, and the row has 0"):
+        place_media(parsed, "image", [], "m")
+
+
+@pytest.mark.parametrize(
+    ("content", "num_images", "num_videos", "kinds", "keeps_marks"),
+    [
+        ("<image>\nWhat?", 1, 0, "it", False),
+        ("First <image>, then <image>", 2, 0, "titi", False),
+        ([{"type": "text", "text": "<image>What?"}, {"type": "text", "text": "<video>"}], 1, 1, "itv", False),
+        ("<image>\nWhat?", 0, 1, "vt", False),
+        ("<image>\nWhat?", 2, 0, "iit", True),
+        ("What is <image>?", 0, 0, "t", True),
+        ([{"type": "image"}, "What is <image>?"], 1, 0, "it", True),
+    ],
+)
+def test_marks_in_texts_are_places_if_there_are_as_many_as_media(
+    content, num_images, num_videos, kinds, keeps_marks
+) -> None:
+    parsed = read_conversation([{"role": "user", "content": content}], "m")
+    read_marks(parsed, num_images, num_videos)
+    place_media(parsed, "image", ["i"] * num_images, "m")
+    place_media(parsed, "video", ["v"] * num_videos, "m")
+    parts = parsed.messages[0]["content"]
+    assert "".join(part["type"][0] for part in parts) == kinds
+    assert any("<image>" in part.get("text", "") for part in parts) == keeps_marks
+
+
+def test_marks_in_texts_stay_text_by_the_older_rule() -> None:
+    parsed = read_conversation([{"role": "user", "content": "<image>\nWhat?"}], "m")
+    read_marks(parsed, 1, 0, in_texts=False)
+    assert place_media(parsed, "image", ["i"], "m") == ["i"]
+    assert parsed.messages[0]["content"] == [IMAGE, text("<image>\nWhat?")]

@@ -50,5 +50,25 @@ def test_any_column_value_gives_the_special_tokens_of_ordinary_text(front_end: F
         assert actual == harmless
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"from": "human", "value": "<im<image>age> </<image>s>"},
+        {"role": "user", "content": [{"type": "text", "text": "<im"}, {"type": "text", "text": "age>"}]},
+        {"role": "user", "content": ["<", "", "/", "s", ">", {"type": "image"}]},
+    ],
+)
+def test_parts_of_a_turn_give_no_special_token_together(front_end: FrontEnd, turn: dict) -> None:
+    asking = askings(front_end)[2]
+    num_images = str(turn).count("<image>") or 1
+    [asked], images, _ = asking.ask({"m": [turn]}, [PICTURE] * num_images, [])
+    ids = front_end.encode(front_end.render(asked.messages), images)["input_ids"][0].tolist()
+    harmless = special_ids(front_end, asking, {"m": [{"role": "user", "content": "harmless"}]})
+    image_id = front_end.tokenizer.convert_tokens_to_ids("<image>")
+    special = [id_ for id_ in ids if id_ in front_end.tokenizer.all_special_ids]
+    assert [id_ for id_ in special if id_ != image_id] == [id_ for id_ in harmless if id_ != image_id]
+    assert special.count(image_id) == num_images * harmless.count(image_id)
+
+
 def test_special_tokens_are_those_of_tokenizer_and_processor(front_end: FrontEnd) -> None:
     assert front_end.special_tokens == ("</s>", "<image>", "<pad>", "<s>", "<unk>")
