@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-
-import numpy as np
 
 from decoding.errors import CONTEXT_TOO_LONG, PROMPT_REFUSED, failed
 from decoding.scheduling.queue import RequestQueue
@@ -20,7 +18,7 @@ from models.contract import TargetModel
 from models.inputs.content import Content
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
-from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
+from models.inputs.prompt_prefetch import Encode, PendingPrompt, PreparedPrompt, Prompt, PromptThread
 
 WINDOW_STEPS = 256
 """Steps over which `Refill` averages the number of ends per step."""
@@ -33,8 +31,8 @@ MAX_PREFETCHED = 256
 MAX_WAIT_S = 0.05
 """Seconds for which prompts are waited for after the first, while nothing decodes: about the time of the prefill that
 they would need of their own."""
-MAX_PENDING = 8
-"""Maximum number of submitted prompts that are not encoded yet; enough to keep the thread busy for several steps."""
+MAX_UNKNOWN = 8
+"""Maximum number of prompts that are submitted to the prompt thread before the length of any prompt is known."""
 
 
 @dataclass
@@ -66,9 +64,7 @@ class Admission:
         self._max_encoded_tokens = NUM_ENCODED_FORWARDS * max_prefill_tokens
         self._prefetcher: PromptPrefetcher | None = None
         if target.prompt_thread is not None:
-            self._prefetcher = PromptPrefetcher(
-                target.prompt_thread, self._encode, content_of, self._max_encoded_tokens
-            )
+            self._prefetcher = PromptPrefetcher(target.prompt_thread, target.encode_prompts, self._max_encoded_tokens)
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Set the requests that will probably be submitted next, to prefetch their prompts."""
@@ -93,51 +89,73 @@ class Admission:
         MAX_WAIT_S for further ones.
         """
         taken = Admitted()
-        ends_s = math.inf if waits else 0.0
-        encoded: dict[Content, PreparedPrompt] = {}
-        num_tokens = 0
-        waiting = self.queue.waiting()
-        while waiting and len(taken.requests) < max_requests and num_tokens < self._max_encoded_tokens:
-            if self._prefetcher is not None and not self._prefetcher.wait(waiting[0], ends_s):
-                break
-            ends_s = min(ends_s, time.perf_counter() + MAX_WAIT_S)
-            request = self.queue.pop()
-            content = content_of(request)
-            try:
-                self._check(request)
-                if content not in encoded:
-                    prompt = self._encode(request) if self._prefetcher is None else self._prefetcher.take(request)
-                    encoded[content] = prompt
-                    num_tokens += sum(lane.length for lane in prompt.lanes)
-                    taken.num_feature_hits += prompt.num_feature_hits
-            except PromptError as error:
-                taken.refused.append(failed(request.sample_id, PROMPT_REFUSED, str(error)))
+        encode = self._encode_now if self._prefetcher is None else self._take_prefetched
+        distinct: dict[int, PreparedPrompt] = {}
+        for request, prompt in encode(max_requests, waits):
+            if isinstance(prompt, PromptError):
+                taken.refused.append(failed(request.sample_id, PROMPT_REFUSED, str(prompt)))
                 continue
-            lanes = encoded[content].lanes
-            if message := self.too_long("target", lanes, request):
+            distinct[id(prompt)] = prompt
+            if message := self.too_long("target", prompt.lanes, request):
                 taken.refused.append(failed(request.sample_id, CONTEXT_TOO_LONG, message))
                 continue
             taken.requests.append(request)
-            taken.lanes.append(lanes)
+            taken.lanes.append(prompt.lanes)
+        taken.num_feature_hits = sum(prompt.num_feature_hits for prompt in distinct.values())
         return taken
 
-    def _encode(self, request: Request) -> PreparedPrompt:
-        hits_before = self._target.num_feature_hits
-        lanes = self._target.encode_lanes(
-            request.prompt, request.images, request.condition, request.videos, request.inputs
-        )
-        return PreparedPrompt(lanes, self._target.num_feature_hits - hits_before)
+    def _encode_now(self, max_requests: int, _waits: bool) -> list[tuple[Request, PreparedPrompt | PromptError]]:
+        """Pop and encode requests, those with images together."""
+        popped: list[tuple[Request, Content | PromptError]] = []
+        contents: dict[Content, None] = {}
 
-    def _check(self, request: Request) -> None:
-        """Raise PromptError for guidance, output lengths or tokens that the target does not support."""
+        def distinct() -> Iterator[Prompt]:
+            waiting = self.queue.waiting()
+            while waiting and len(popped) < max_requests:
+                request = self.queue.pop()
+                if refusal := self._refusal(request):
+                    popped.append((request, refusal))
+                    continue
+                prompt = prompt_of(request)
+                content = prompt.content
+                popped.append((request, content))
+                if content not in contents:
+                    contents[content] = None
+                    yield prompt
+
+        results = list(self._target.encode_prompts(distinct(), self._max_encoded_tokens))
+        encoded = dict(zip(contents, results, strict=True))
+        return [(request, key if isinstance(key, PromptError) else encoded[key]) for request, key in popped]
+
+    def _take_prefetched(self, max_requests: int, waits: bool) -> list[tuple[Request, PreparedPrompt | PromptError]]:
+        """Pop requests as far as their prompts are ready."""
+        assert self._prefetcher is not None
+        popped: list[tuple[Request, PreparedPrompt | PromptError]] = []
+        ends_s = math.inf if waits else 0.0
+        distinct: dict[int, int] = {}
+        waiting = self.queue.waiting()
+        while waiting and len(popped) < max_requests and sum(distinct.values()) < self._max_encoded_tokens:
+            if not self._prefetcher.wait(waiting[0], ends_s):
+                break
+            ends_s = min(ends_s, time.perf_counter() + MAX_WAIT_S)
+            request = self.queue.pop()
+            prompt = self._refusal(request) or self._prefetcher.take(request)
+            popped.append((request, prompt))
+            if isinstance(prompt, PreparedPrompt):
+                distinct[id(prompt)] = prompt.num_tokens
+        return popped
+
+    def _refusal(self, request: Request) -> PromptError | None:
+        """Return an error for guidance, output lengths or tokens that the target does not support."""
         sampling, limit = request.sampling, self._target.max_new_tokens
         if sampling.guidance_scale > 1.0 and self._target.num_lanes == 1:
-            raise PromptError(f"guidance_scale {sampling.guidance_scale} needs a target with an unconditional lane")
+            return PromptError(f"guidance_scale {sampling.guidance_scale} needs a target with an unconditional lane")
         if limit is not None and sampling.max_new_tokens != limit:
-            raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
+            return PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
         if (token := sampling.max_token_id) >= 0 and token >= self._target.vocab_size:
             names = "bad_words_ids, sequence_bias or forced tokens"
-            raise PromptError(f"{names} contain {token}, and the target has no such token")
+            return PromptError(f"{names} contain {token}, and the target has no such token")
+        return None
 
     def too_long(self, model: str, lanes: list[Prefix], request: Request) -> str:
         """Return a message if the longest prompt plus the output exceed the context window, else an empty string."""
@@ -151,35 +169,28 @@ class Admission:
         )
 
 
+def prompt_of(request: Request) -> Prompt:
+    """Return what models encode of a request."""
+    return Prompt(request.prompt, request.images, request.videos, request.inputs, request.condition)
+
+
 def content_of(request: Request) -> Content:
     """Return the content key of a request's prompts; requests with equal keys have equal prompts in every model."""
-    condition = request.condition
-    features = condition if isinstance(condition, np.ndarray) else None
-    # The type is part of the key because True == 1.
-    label = (request.prompt, type(condition), None if features is not None else condition)
-    if request.inputs is not None and not (request.images or request.videos):
-        return request.inputs.content(label)
-    content = Content.shown(request.images, request.videos, label)
-    return content if features is None else Content([features], content)
+    return prompt_of(request).content
 
 
 class PromptPrefetcher:
-    """Encodes prompts with `encode` on `thread` in advance; requests with equal `content_of` share one prompt.
+    """Encodes prompts with `encode` on `thread` in advance; requests with equal contents share one prompt.
 
-    Submits no more prompts while the encoded prompts have `max_columns` tokens or more.
+    Submits no more prompts while those that are submitted have `max_tokens` tokens or more; one that is not encoded yet
+    counts the mean of those taken before.
     """
 
-    def __init__(
-        self,
-        thread: PromptThread,
-        encode: Callable[[Request], PreparedPrompt],
-        content_of: Callable[[Request], Content],
-        max_columns: int,
-    ) -> None:
+    def __init__(self, thread: PromptThread, encode: Encode, max_tokens: int) -> None:
         self._thread = thread
         self._encode = encode
-        self._content_of = content_of
-        self._max_columns = max_columns
+        self._max_tokens = max_tokens
+        self._num_taken = self._taken_tokens = 0
         self._prompts: dict[Content, PendingPrompt] = {}
         # By request identity, so that pixels are hashed once; the reference keeps the id valid.
         self._by_request: dict[int, tuple[Request, PendingPrompt]] = {}
@@ -188,22 +199,23 @@ class PromptPrefetcher:
         """Submit the prompts of the next requests, in order; cancel or drop the prompts of all other requests."""
         by_request: dict[int, tuple[Request, PendingPrompt]] = {}
         wanted: set[PendingPrompt] = set()
-        num_pending = num_columns = 0
+        num_tokens = 0.0
+        has_new = False
         for request in requests:
             prompt = self._find(request)
-            if prompt is None:
-                if num_pending >= MAX_PENDING or num_columns >= self._max_columns:
-                    break
-                prompt = self._submit(request)
             if prompt not in wanted:
+                if num_tokens >= self._max_tokens and (prompt is None or prompt.is_queued):
+                    break
+                has_new |= prompt is None
+                prompt = prompt or self._queue(request)
                 wanted.add(prompt)
-                columns = prompt.num_columns
-                num_pending += columns is None
-                num_columns += columns or 0
+                num_tokens += self._expected_tokens(request) if prompt.num_columns is None else prompt.num_columns
             by_request[id(request)] = request, prompt
         for content in [content for content, prompt in self._prompts.items() if prompt not in wanted]:
             self._prompts.pop(content).cancel()
         self._by_request = by_request
+        if has_new:
+            self._thread.start(self._encode)
 
     def is_ready(self, request: Request) -> bool:
         """Return whether `take` would return without waiting; submit the prompt if needed."""
@@ -217,18 +229,35 @@ class PromptPrefetcher:
             return self.is_ready(request)
         return (self._find(request) or self._submit(request)).wait(None if math.isinf(ends_s) else remaining_s)
 
-    def take(self, request: Request) -> PreparedPrompt:
-        """Wait for a request's prompt and return it; re-raise the exception of its encoding."""
-        return (self._find(request) or self._submit(request)).take()
+    def take(self, request: Request) -> PreparedPrompt | PromptError:
+        """Wait for a request's prompt and return it, or why it is refused; re-raise other errors of its encoding."""
+        try:
+            prompt = (self._find(request) or self._submit(request)).take()
+        except PromptError as error:
+            return error
+        self._num_taken += 1
+        self._taken_tokens += prompt.num_tokens
+        return prompt
+
+    def _expected_tokens(self, request: Request) -> float:
+        """Return the tokens that a prompt will probably have, known if its processor ran before."""
+        if request.inputs is not None:
+            return request.inputs.num_tokens
+        return self._taken_tokens / self._num_taken if self._num_taken else self._max_tokens / MAX_UNKNOWN
 
     def _find(self, request: Request) -> PendingPrompt | None:
         entry = self._by_request.get(id(request))
-        return self._prompts.get(self._content_of(request)) if entry is None else entry[1]
+        return self._prompts.get(content_of(request)) if entry is None else entry[1]
 
     def _submit(self, request: Request) -> PendingPrompt:
-        prompt = self._thread.submit(lambda: self._encode(request))
-        self._prompts[self._content_of(request)] = prompt
+        prompt = self._queue(request)
+        self._thread.start(self._encode)
         return prompt
+
+    def _queue(self, request: Request) -> PendingPrompt:
+        prompt = prompt_of(request)
+        pending = self._prompts[prompt.content] = self._thread.submit(prompt)
+        return pending
 
 
 class Refill:
