@@ -199,7 +199,8 @@ class Target(TargetModel):
                 yield from self._embedded(group)
                 group, contents, group_patches = [], set(), 0
             group.append(processed)
-            contents.add(content)
+            if processed.num_patches:
+                contents.add(content)
             group_patches += patches
             total_tokens += processed.num_tokens
             if not group_patches:  # it waits for no other images
@@ -251,7 +252,7 @@ class Target(TargetModel):
             try:
                 prefix = prompt.error or prefixes.get(index) or self._captured(prompt.inputs, self.model)
             except PromptError as error:
-                prefix = error
+                prefix = PromptError(str(error))  # without a traceback, which would keep tensors alive
             if isinstance(prefix, Prefix):
                 num_hits = media[index].num_hits if index in media else 0
                 encoded.append(PreparedPrompt([prefix.of(prompt.content)], num_hits))

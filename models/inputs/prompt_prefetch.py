@@ -137,6 +137,8 @@ class PromptThread:
                         else:
                             future.set_result((prompt, self._stream.record_event()))
             except BaseException as error:
+                if not started:  # the stream itself failed
+                    next(self._started(started), None)
                 while started:
                     started.popleft().set_exception(error)
 

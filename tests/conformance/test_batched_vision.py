@@ -19,9 +19,11 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full, Pruned
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
+from decoding.scheduling.admission import prompt_of
 from decoding.trees import Chain
 from models.inputs.content import Recent
 from models.inputs.features import VisualFeatures
+from models.inputs.prompt_prefetch import Prompt
 from models.inputs.vision import EncoderCall, VisionEncoder
 from models.target import Target
 from tests import toys
@@ -32,6 +34,7 @@ from tests.models.inputs.test_packed_requests import packed
 Patch = pytest.MonkeyPatch
 PATCHES = (toys.IMAGE_SIZE_PX // toys.PATCH_PX) ** 2
 """Patches of an image of the toy LLaVA."""
+SLOW = ("llava_next", "llava_onevision", "qwen3_vl_moe")
 BLACK = np.zeros((16, 16, 3), np.uint8)
 
 
@@ -99,6 +102,7 @@ def check_mixed(family: str, slots: int) -> None:
     assert done["black"].error.message == "the model refuses the prompt: a black image"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow_cases(*SLOW)
 @pytest.mark.parametrize("slots", [1, 3, 9])
 @pytest.mark.parametrize("family", VISUAL)
 def test_outputs_equal_generate_and_bad_images_cost_their_rows_alone(family: str, slots: int) -> None:
@@ -139,6 +143,7 @@ def test_the_number_of_forwards_follows_from_the_bound_of_patches(
     assert tower.num_forwards == -(-128 // num_images)
 
 
+@pytest.mark.slow_cases(*SLOW)
 @pytest.mark.parametrize("family", VISUAL)
 def test_images_of_all_prompts_run_in_one_forward_and_videos_in_one_for_each_shape(family: str) -> None:
     target, tower = warm(family)
@@ -228,9 +233,7 @@ def test_a_text_is_encoded_before_the_next_prompt_is_taken() -> None:
     assert taken == [0]
 
 
-def vision_prompt(text: str, *images: Any) -> Any:
-    from decoding.scheduling.admission import prompt_of
-
+def vision_prompt(text: str, *images: Any) -> Prompt:
     return prompt_of(Request("", text, images))
 
 
@@ -310,6 +313,7 @@ def check_storage(family: str) -> None:
     assert num_tensors > 5
 
 
+@pytest.mark.slow_cases(*SLOW)
 @pytest.mark.parametrize("family", VISUAL)
 def test_features_of_one_prompt_keep_no_others_in_memory(family: str) -> None:
     check_storage(family)

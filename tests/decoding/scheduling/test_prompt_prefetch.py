@@ -267,3 +267,19 @@ def test_a_prompt_is_ready_after_its_device_event_and_a_refusal_at_once() -> Non
     assert not prefetcher.is_ready(fine)
     noted.is_reached = True
     assert prefetcher.is_ready(fine)
+
+
+def test_a_stream_that_fails_fails_the_prompts_and_does_not_stop_the_thread() -> None:
+    class Broken(SideStream):
+        def use(self) -> Any:
+            raise RuntimeError("the device is gone")
+
+    thread = Patient()
+    thread._stream = Broken()
+    prefetcher = PromptPrefetcher(thread, lambda prompts: iter(()), 100)
+    wanted = rows(["a", "b"])
+    prefetcher.prefetch(wanted)
+    thread.work()
+    for request in wanted:
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            prefetcher.take(request)
