@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from decoding.sampling import RowSampling
 from decoding.tree import AcceptanceResult, DraftTree, Frontier
 from decoding.types import Request
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_prefetch import Prompt
 from models.kv.lanes import LaneModel, SlotBatch
 
 
@@ -162,6 +164,10 @@ class Context(ABC):
     def build(self, request: Request, prefill_output: PrefillOutput, model: Any) -> Prefix:
         """Return the lane's prompt, encoded by the drafter `model`."""
 
+    def encodes_whole(self, model: Any) -> bool:
+        """Whether `build` calls `encode` or `encode_lanes` of `model` with the whole prompt."""
+        return False
+
 
 class Drafter(ABC):
     """Interface of drafters. The default methods suit a drafter without prompts and without per-sample state."""
@@ -179,6 +185,10 @@ class Drafter(ABC):
 
     def allocate(self) -> None:
         """Allocate KV caches that the first prefill would allocate, so that steps can be recorded before it."""
+
+    def encoded_ahead(self, prompts: Sequence[Prompt]) -> AbstractContextManager[None]:
+        """Encode images of several prompts together for the calls of `prefixes` within the `with` block."""
+        return nullcontext()
 
     def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         """Return the sample's prompt for each lane; `prefill_output` is a result of `PrefillOutput.outline`."""

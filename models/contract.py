@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from models.backends.select import backend_for
 from models.inputs.clip import Clip
 from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
-from models.inputs.prompt_prefetch import PromptThread
+from models.inputs.processing import PromptError
+from models.inputs.prompt_prefetch import PreparedPrompt, Prompt, PromptThread
 from models.kv.feature_layers import LAST
 from models.kv.lanes import LaneModel
 
@@ -61,6 +63,29 @@ class TargetModel(ABC):
     ) -> list[Prefix]:
         """Encode one sample's prompt; returns one prefix for each lane, on the model's device. `inputs` are processor
         outputs, see `decoding.types.Request`."""
+
+    def encode_prompts(
+        self, prompts: Iterable[Prompt], max_tokens: int | None = None
+    ) -> Iterator[PreparedPrompt | PromptError]:
+        """Yield each prompt encoded, or its error, in order; images of several prompts may run together.
+
+        Prompts are taken one by one, and no more once those taken have `max_tokens` tokens.
+        """
+        total_tokens = 0
+        for prompt in prompts:
+            try:
+                lanes = self.encode_lanes(prompt.prompt, prompt.images, prompt.condition, prompt.videos, prompt.inputs)
+            except PromptError as error:
+                yield error
+                continue
+            yield (encoded := PreparedPrompt(lanes, 0))
+            total_tokens += encoded.num_tokens
+            if max_tokens is not None and total_tokens >= max_tokens:
+                return
+
+    def encoded_ahead(self, prompts: Sequence[Prompt]) -> AbstractContextManager[None]:
+        """Encode `prompts` together for the calls of `encode_lanes` within the `with` block, if that saves forwards."""
+        return nullcontext()
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> str:

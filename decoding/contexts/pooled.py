@@ -27,17 +27,19 @@ class Pooled(Context):
     """The prompt with a quarter of the visual tokens, each the mean of four. Supports drafters whose prompts contain
     the grid of their features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
 
+    def encodes_whole(self, model: Target) -> bool:
+        return _architecture(model) != "llava"
+
     def build(self, request: Request, prefill_output: PrefillOutput, model: Target) -> Prefix:
-        inputs = model.process(request.prompt, request.images, request.videos, request.inputs)
+        parts = request.prompt, request.images, request.videos, request.inputs
+        if _architecture(model) == "llava" and request.num_images:
+            return self._before_projector(model.process(*parts), model)
+        prefix = model.encode(*parts)
         if not (request.num_images or request.num_frames):
-            return model.prefix(inputs)
-        kind = model.model.config.model_type  # type: ignore[union-attr]
-        if kind == "llava":
-            return self._before_projector(inputs, model)
-        prefix = model.prefix(inputs)
+            return prefix
         if prefix.positions.dim() == 2:
             return merge_columns(prefix, blocks_by_position(prefix))
-        if kind == "llava_onevision" and not request.num_images:
+        if _architecture(model) == "llava_onevision" and not request.num_images:
             return merge_columns(prefix, blocks_by_frame(prefix, list(request.num_frames)))
         raise PromptError(
             "the context 'pooled' needs a drafter of the LLaVA-1.5 architecture or one with rotary positions in three "
@@ -61,6 +63,10 @@ class Pooled(Context):
         visual = torch.isin(ids, torch.tensor(sorted(model.visual_ids), device=ids.device))
         keep = ~visual | (visual.cumsum(0) % SIDE_FACTOR**2 == 0)
         return ids[keep]
+
+
+def _architecture(model: Target) -> str:
+    return str(model.model.config.model_type)  # type: ignore[union-attr]
 
 
 def pool(features: Tensor) -> Tensor:

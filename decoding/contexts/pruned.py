@@ -26,6 +26,9 @@ class Full(Context):
 
     lane = 0
 
+    def encodes_whole(self, model: TargetModel) -> bool:
+        return True
+
     def build(self, request: Request, prefill_output: PrefillOutput, model: TargetModel) -> Prefix:
         return model.encode_lanes(request.prompt, request.images, request.condition, request.videos, request.inputs)[
             self.lane
@@ -53,6 +56,9 @@ class Pruned(Context):
         self.attention_share = attention_share
         self.positions = positions
         self.needs_attention = guidance == "attention"
+
+    def encodes_whole(self, model: TargetModel) -> bool:
+        return True
 
     def build(self, request: Request, prefill_output: PrefillOutput, model: Target) -> Prefix:
         prefix = model.encode(request.prompt, request.images, request.videos, request.inputs)

@@ -8,6 +8,7 @@ draft runs them; their number differs by row.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from decoding.tree import AcceptanceResult, Frontier
 from decoding.types import Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_prefetch import Prompt
 from models.kv.lanes import SlotBatch
 
 NARROWEST = 2
@@ -81,6 +83,10 @@ class ModelDrafter(Drafter):
 
     def allocate(self) -> None:
         self.lanes.allocate()
+
+    def encoded_ahead(self, prompts: Sequence[Prompt]) -> AbstractContextManager[None]:
+        needed = any(context.encodes_whole(self.model) for context in self.contexts)
+        return self.model.encoded_ahead(prompts if needed else ())
 
     def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         return [context.build(request, prefill_output, self.model) for context in self.contexts]

@@ -15,7 +15,7 @@ import torch
 from decoding.contracts import Drafter
 from decoding.controllers.base import PrefillTime
 from decoding.errors import CONTEXT_TOO_LONG, OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
-from decoding.scheduling.admission import Admission
+from decoding.scheduling.admission import Admission, prompt_of
 from decoding.scheduling.slots import RequestState
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
@@ -50,15 +50,12 @@ class DrafterPrefill:
         if not unread:
             return 0.0, {}
         start, forwards_before = time.perf_counter(), self._drafter.num_forwards
-        prompts: dict[int, tuple[list[Prefix] | None, str]] = {}
+        prompts = self._prompts([state for _, state in unread])
         prefixes: dict[int, list[Prefix]] = {}
         failed: dict[int, str] = {}
         for slot, state in unread:
             prefill_output, state.unread = state.unread, None
             assert prefill_output is not None
-            # Samples with equal prompts share one prefill output, so they share one drafter prompt.
-            if id(prefill_output) not in prompts:
-                prompts[id(prefill_output)] = _attempt(self._drafter.prefixes, state.request, prefill_output)
             lanes, reason = prompts[id(prefill_output)]
             if lanes is not None and (message := self._admission.too_long("drafter", lanes, state.request)):
                 reason = f"{CONTEXT_TOO_LONG}: {message}"
@@ -83,6 +80,15 @@ class DrafterPrefill:
             state.telemetry.prefill_ms += 1000 * spent / len(unread)
             state.telemetry.drafter_forwards += self._drafter.num_forwards - forwards_before
         return spent, failed
+
+    def _prompts(self, unread: Sequence[RequestState]) -> dict[int, tuple[list[Prefix] | None, str]]:
+        """Return the drafter's prompts, or why they fail, by the identity of the target's prefill output, which samples
+        with equal prompts share."""
+        distinct = {id(state.unread): state for state in unread}
+        with self._drafter.encoded_ahead([prompt_of(state.request) for state in distinct.values()]):
+            return {
+                key: _attempt(self._drafter.prefixes, state.request, state.unread) for key, state in distinct.items()
+            }
 
     def take_prefill_time(self) -> PrefillTime:
         """Return the prefill tokens and seconds since the last call."""

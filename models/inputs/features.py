@@ -1,88 +1,140 @@
-"""Cache visual features by the content of images and videos.
+"""Compute visual features for the forwards of several prompts together, and cache them by content.
 
 Overrides `get_image_features` and `get_video_features`, which all vision-language models of transformers have, in a
-shallow copy of the model.
+shallow copy of the model: a forward stops at the first call whose features are missing, the calls of all stopped
+forwards run together (`models.inputs.vision`), and the forwards run again.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
 
 from models.inputs.content import Content, Recent
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
+from models.inputs.vision import EncoderCall, VisionEncoder
 
 METHODS = ("get_image_features", "get_video_features")
-READ = ("pooler_output", "deepstack_features")
-"""Fields of an encoder's output that models read; other fields are not cached."""
 Features = dict[tuple[str, int], Any]
-"""Features by method name and number of earlier calls for the same content."""
+"""Features, or the error of their call, by method name and number of earlier calls for the same content."""
 
 
-class FeatureCache:
-    """Least-recently-used cache of a model's visual features, up to `max_bytes`, keys included. Not thread-safe."""
+@dataclass(eq=False)
+class MediaPrompt:
+    """A prompt with images or videos of `content`; `embed` runs its forward with a copy of the model.
 
-    def __init__(self, model: nn.Module, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    `num_hits` is the number of its features that were cached or computed for an equal content.
+    """
+
+    content: Content
+    embed: Callable[[nn.Module], Prefix]
+    num_hits: int = 0
+
+
+class _MissingFeatures(Exception):
+    """Raised in a forward at a call whose features are not computed yet."""
+
+    def __init__(self, key: tuple[str, int], call: EncoderCall) -> None:
+        self.key, self.call = key, call
+
+
+class VisualFeatures:
+    """Features of a model's prompts, with a least-recently-used cache after `keep`. Not thread-safe. `name` is for log
+    messages."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
         self.num_hits = 0
-        self._model = _with_methods(model, self._call)
-        self._recent: Recent[Features] = Recent(max_bytes)
-        self._cached: Features = {}
-        self._computed: Features = {}
-        self._num_calls = 0
+        self.encoder = VisionEncoder(model, name)
+        self._model = model
+        self._recent: Recent[Features] = Recent(0)
 
-    @contextmanager
-    def model_for(self, content: Content) -> Iterator[nn.Module]:
-        """Yield a copy of the model that caches features; within the block it may encode `content` only."""
-        cached = self._recent.get(content)
-        self._cached, self._computed, self._num_calls = cached or {}, {}, 0
-        try:
-            yield self._model
-            computed = self._computed
-        finally:
-            self._cached, self._computed = {}, {}
-        if computed and not cached:
-            self._recent.keep(content, computed, sum(_storages(computed).values()))
+    def keep(self, max_bytes: int) -> None:
+        """Cache features from now on, up to `max_bytes`, keys included; 0 is no cache."""
+        self._recent = Recent(max_bytes)
 
-    def _call(self, method: str, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return features from the cache, or compute and store them."""
-        key = method, self._num_calls
-        self._num_calls += 1
-        if key in self._cached:
-            self.num_hits += 1
-            return self._cached[key]
-        features = compute(*args, **kwargs)
-        self._computed[key] = _reduce(features)
-        return features
+    def has(self, content: Content) -> bool:
+        """Return whether features of `content` are cached."""
+        return self._recent.get(content) is not None
+
+    def embed(self, prompts: Sequence[MediaPrompt]) -> list[Prefix | PromptError]:
+        """Run the forwards of `prompts`; features of equal contents are computed once and dropped at the end."""
+        results: dict[int, Prefix | PromptError] = {}
+        known: dict[Content, Features] = {}
+        for prompt in prompts:
+            known.setdefault(prompt.content, dict(self._recent.get(prompt.content) or {}))
+        waiting = list(range(len(prompts)))
+        num_computed = dict.fromkeys(waiting, 0)
+        while waiting:
+            missing: dict[Content, tuple[int, _MissingFeatures]] = {}
+            stopped: list[int] = []
+            for index in waiting:
+                prompt = prompts[index]
+                if prompt.content in missing:
+                    stopped.append(index)
+                    continue
+                try:
+                    results[index], num_calls = self._run(prompt, known[prompt.content])
+                except _MissingFeatures as stop:
+                    missing[prompt.content] = index, stop
+                    stopped.append(index)
+                except PromptError as refusal:
+                    # A new error, because a traceback would keep tensors alive.
+                    results[index] = PromptError(str(refusal))
+                else:
+                    prompt.num_hits = num_calls - num_computed[index]
+                    self.num_hits += prompt.num_hits
+                    self._keep(prompt.content, known[prompt.content])
+            # One method at a time: prompts with images and videos then run their videos with those of other prompts.
+            method = min((at.call.method for _, at in missing.values()), default="")
+            now = [(index, at) for index, at in missing.values() if at.call.method == method]
+            for (index, at), features in zip(now, self.encoder.run([at.call for _, at in now]), strict=True):
+                known[prompts[index].content][at.key] = features
+                num_computed[index] += 1
+            waiting = stopped
+        return [results[index] for index in range(len(prompts))]
+
+    def _run(self, prompt: MediaPrompt, features: Features) -> tuple[Prefix, int]:
+        """Return the prompt and its number of calls; raises _MissingFeatures and PromptError."""
+        num_calls = 0
+
+        def call(method: str, *args: Any, **kwargs: Any) -> Any:
+            nonlocal num_calls
+            key = method, num_calls
+            num_calls += 1
+            if key not in features:
+                raise _MissingFeatures(key, EncoderCall(method, args, kwargs))
+            if isinstance(features[key], Exception):
+                raise features[key]
+            return features[key]
+
+        prefix = prompt.embed(_with_methods(self._model, call))
+        if not num_calls:
+            self.encoder.runs_by_prompt(METHODS[0], "the model's forward calls neither it nor get_video_features")
+        return prefix, num_calls
+
+    def _keep(self, content: Content, features: Features) -> None:
+        if features and not self.has(content):
+            self._recent.keep(content, features, sum(_storages(features).values()))
 
 
 def _with_methods(model: nn.Module, call: Callable[..., Any]) -> nn.Module:
-    """Return a copy of `model` with the same weights; its forward calls `call(name, method, …)` for `METHODS`.
-
-    The methods stay bound to the original model, so their nested calls are not cached.
-    """
+    """Return a copy of `model` with the same weights; its forward calls `call(name, …)` for `METHODS`."""
     owner = getattr(model, "model", model)
     inner = copy.copy(owner)
     for name in METHODS:
-        if (method := getattr(owner, name, None)) is not None:
-            inner.__dict__[name] = partial(call, name, method)
+        if hasattr(owner, name):
+            inner.__dict__[name] = partial(call, name)
     if owner is model:
         return inner
     outer = copy.copy(model)
     outer.__dict__["_modules"] = {**model._modules, "model": inner}
     return outer
-
-
-def _reduce(features: Any) -> Any:
-    """Reduce an encoder's output to the fields in `READ`."""
-    if not isinstance(features, ModelOutput) or features.get("pooler_output") is None:
-        return features
-    return type(features)(**{name: features[name] for name in READ if features.get(name) is not None})
 
 
 def _storages(values: Any) -> dict[int, int]:

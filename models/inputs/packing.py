@@ -233,6 +233,11 @@ class PackedInputs:
         return sum(tensor.num_unpacked_bytes for tensor in self.tensors.values())
 
     @property
+    def num_tokens(self) -> int:
+        """Length of the prompt."""
+        return self.tensors["input_ids"].shape[-1]
+
+    @property
     def has_media(self) -> bool:
         return bool(self.num_images or self.num_frames)
 

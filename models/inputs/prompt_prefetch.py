@@ -5,16 +5,45 @@ A processor call takes as long as many decoding steps, and vision towers synchro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.backends.base import SideStream
+from models.inputs.clip import Clip
+from models.inputs.content import Content
+from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What a model encodes for one sample; the fields are those of `decoding.types.Request`."""
+
+    prompt: str
+    images: tuple[NDArray[np.uint8], ...] = ()
+    videos: tuple[Clip, ...] = ()
+    inputs: PackedInputs | None = None
+    condition: NDArray[np.float32] | int | None = None
+
+    @property
+    def content(self) -> Content:
+        """A key; prompts with equal keys are encoded alike by every model."""
+        features = self.condition if isinstance(self.condition, np.ndarray) else None
+        # The type is part of the key because True == 1.
+        label: Hashable = (self.prompt, type(self.condition), None if features is not None else self.condition)
+        if self.inputs is not None and not (self.images or self.videos):
+            return self.inputs.content(label)
+        content = Content.shown(self.images, self.videos, label)
+        return content if features is None else Content([features], content)
 
 
 @dataclass(frozen=True)
@@ -23,6 +52,16 @@ class PreparedPrompt:
 
     lanes: list[Prefix]
     num_feature_hits: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of KV positions over all lanes."""
+        return sum(lane.length for lane in self.lanes)
+
+
+Encode = Callable[[Iterable[Prompt]], Iterator[PreparedPrompt | PromptError]]
+"""Encodes prompts in order, those that fit together in one forward of a vision encoder; see
+`models.contract.TargetModel.encode_prompts`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +77,12 @@ class PendingPrompt:
         if not self._future.done():
             return None
         failed = self._future.cancelled() or self._future.exception() is not None
-        return 0 if failed else sum(lane.length for lane in self._future.result()[0].lanes)
+        return 0 if failed else self._future.result()[0].num_tokens
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the preparation has not started."""
+        return not (self._future.running() or self._future.done())
 
     @property
     def is_ready(self) -> bool:
@@ -69,11 +113,39 @@ class PromptThread:
     def __init__(self, stream: SideStream) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._stream = stream
+        self._queue: deque[tuple[Future[Any], Prompt]] = deque()
 
-    def submit(self, prepare: Callable[[], PreparedPrompt]) -> PendingPrompt:
-        """Queue `prepare`, which runs on the thread in inference mode and on the side stream."""
-        return PendingPrompt(self._executor.submit(self._run, prepare), self._stream)
+    def submit(self, prompt: Prompt) -> PendingPrompt:
+        """Queue a prompt; `start` prepares it."""
+        future: Future[Any] = Future()
+        self._queue.append((future, prompt))
+        return PendingPrompt(future, self._stream)
 
-    def _run(self, prepare: Callable[[], PreparedPrompt]) -> tuple[PreparedPrompt, Any]:
-        with torch.inference_mode(), self._stream.use():
-            return prepare(), self._stream.record_event()
+    def start(self, encode: Encode) -> None:
+        """Prepare all queued prompts with `encode` on the thread, in inference mode and on the side stream."""
+        self._executor.submit(self._prepare, encode)
+
+    def _prepare(self, encode: Encode) -> None:
+        started: deque[Future[Any]] = deque()
+        while self._queue:
+            try:
+                with torch.inference_mode(), self._stream.use():
+                    for prompt in encode(self._started(started)):
+                        future = started.popleft()
+                        if isinstance(prompt, PromptError):
+                            future.set_exception(prompt)
+                        else:
+                            future.set_result((prompt, self._stream.record_event()))
+            except BaseException as error:
+                if not started:  # the stream itself failed
+                    next(self._started(started), None)
+                while started:
+                    started.popleft().set_exception(error)
+
+    def _started(self, started: deque[Future[Any]]) -> Iterator[Prompt]:
+        """Take prompts from the queue while there are any, and append their futures to `started`."""
+        while self._queue:
+            future, prompt = self._queue.popleft()
+            if future.set_running_or_notify_cancel():
+                started.append(future)
+                yield prompt

@@ -47,7 +47,7 @@ def test_all_methods_share_one_target_and_each_drafter_is_loaded_once(pairs: dic
     assert len({id(pair.target) for pair in pairs.values()}) == 1
     assert pairs["suffix"].drafter is None
     assert pairs["sd_chain"].drafter is pairs["sd_tree"].drafter is not None
-    assert pairs["plain"].target._features is None, "visual features are cached"
+    assert pairs["plain"].target._features._recent.max_bytes == 0, "visual features are cached"
 
 
 def test_every_method_decodes_the_same_other_prompts_in_each_round(

@@ -105,8 +105,11 @@ class Held:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_steps_continue_while_the_front_end_of_the_model_prepares_a_prompt(slots: int, compiled: bool) -> None:
+def test_steps_continue_while_the_front_end_of_the_model_prepares_a_prompt(
+    slots: int, compiled: bool, monkeypatch: Patch
+) -> None:
     """With two slots, one is empty meanwhile."""
+    monkeypatch.setattr("decoding.scheduling.admission.MAX_UNKNOWN", 1)  # the first prompt is a batch of its own
     target = toys.target("llava")
     if compiled:
         assert target.compile()
@@ -191,7 +194,7 @@ def test_a_prefetched_prompt_is_checked_against_the_limits_of_its_request(ahead:
 def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
     """Encoding this prompt fails the first time; the list has the encoding threads."""
     threads: list[int] = []
-    inner = target.encode_lanes
+    inner = target.process
     failed = []
 
     def encode(text: str, *rest: Any) -> Any:
@@ -201,7 +204,7 @@ def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
             raise error
         return inner(text, *rest)
 
-    target.encode_lanes = encode  # type: ignore[method-assign]
+    target.process = encode  # type: ignore[method-assign]
     return threads
 
 

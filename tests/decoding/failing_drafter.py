@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from decoding import Engine, Request
 from decoding.contracts import Drafter, EngineSpec, PrefillOutput, VerificationOutput
 from decoding.tree import AcceptanceResult, Frontier
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_prefetch import Prompt
 from models.kv.lanes import SlotBatch
 
 
@@ -55,6 +57,9 @@ class FailingDrafter:
 
     def open(self, spec: EngineSpec) -> None:
         self.inner.open(spec)
+
+    def encoded_ahead(self, prompts: Sequence[Prompt]) -> AbstractContextManager[None]:
+        return self.inner.encoded_ahead(prompts)
 
     def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         self._strike_alone("prefixes", request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
@@ -17,26 +16,26 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.scheduling import admission as scheduling
-from decoding.scheduling.admission import MAX_PENDING, MAX_PREFETCHED, NUM_ENCODED_FORWARDS, Admission
+from decoding.scheduling.admission import MAX_PREFETCHED, MAX_UNKNOWN, NUM_ENCODED_FORWARDS, Admission
 from decoding.trees import Chain
-from models.backends.base import SideStream
+from models.backends.base import REFERENCE, SideStream
+from models.backends.cache import RaggedCache
+from models.backends.rows import SlotRows
+from models.contract import TargetModel
 from models.inputs.prefix import Prefix
-from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
+from models.inputs.prompt_prefetch import Encode, PendingPrompt, Prompt, PromptThread
 from models.kv.prefill import PromptReader
 from tests import toys
 from tests.conformance import checks
 from tests.decoding.scheduling.test_prompt_prefetch import Patient
 
 SHORT = Sampling(max_new_tokens=3)
+OWN_ROWS = SlotRows(RaggedCache(1, 8, 1, torch.device("cpu")), 1, 1, REFERENCE), 0
+"""Rows that hold no pages, and scratch positions."""
 
 
-class CountingTarget:
+class CountingTarget(TargetModel):
     """Encodes a prompt of n words as n columns, and records the encoded prompts."""
-
-    num_lanes = 1
-    max_new_tokens = None
-    num_feature_hits = 0
-    prompt_thread: PromptThread | None = None
 
     def __init__(self) -> None:
         self.encoded: list[str] = []
@@ -47,6 +46,9 @@ class CountingTarget:
         self.encoded.append(prompt)
         ids = torch.arange(len(prompt.split()))
         return [Prefix(ids, torch.zeros(len(ids), 1), ids, ids < 0)]
+
+    def decode(self, token_ids: Any) -> str:
+        raise NotImplementedError
 
 
 def words(count: int) -> str:
@@ -61,7 +63,7 @@ def test_every_request_is_admitted_once_in_order_and_encoded_prompts_are_bounded
     lengths: list[int], num_free: int, bound: int
 ) -> None:
     target = CountingTarget()
-    admission = Admission(target, 103, bound)  # type: ignore[arg-type]
+    admission = Admission(target, 103, bound, *OWN_ROWS)
     for i, n in enumerate(lengths):
         admission.queue.submit(Request(str(i), words(n), sampling=SHORT))
     taken, refused = [], []
@@ -82,7 +84,7 @@ def test_every_request_is_admitted_once_in_order_and_encoded_prompts_are_bounded
 
 def test_equal_prompts_are_encoded_once_and_share_their_lanes() -> None:
     target = CountingTarget()
-    admission = Admission(target, 100, 50)  # type: ignore[arg-type]
+    admission = Admission(target, 100, 50, *OWN_ROWS)
     prompts = ["a b", "c d e", "a b", "a b", "c d e"]
     for i, prompt in enumerate(prompts):
         admission.queue.submit(Request(str(i), prompt, sampling=SHORT, seed=i))
@@ -95,7 +97,7 @@ def test_equal_prompts_are_encoded_once_and_share_their_lanes() -> None:
 
 def test_a_bound_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="max_prefill_tokens must be at least 1, not 0"):
-        Admission(CountingTarget(), 100, 0)  # type: ignore[arg-type]
+        Admission(CountingTarget(), 100, 0, *OWN_ROWS)
 
 
 def make(slots: int, bound: int, family: str = "llava") -> Engine:
@@ -156,15 +158,18 @@ class Idle(PromptThread):
     def __init__(self) -> None:
         self.num_begun = 0
 
-    def submit(self, prepare: Callable[[], PreparedPrompt]) -> PendingPrompt:
+    def submit(self, prompt: Prompt) -> PendingPrompt:
         self.num_begun += 1
         return PendingPrompt(Future(), SideStream())
+
+    def start(self, encode: Encode) -> None:
+        pass
 
 
 def test_a_step_prefetches_a_bounded_number_of_waiting_requests() -> None:
     target = CountingTarget()
     target.prompt_thread = thread = Idle()
-    admission = Admission(target, 100, 50)  # type: ignore[arg-type]
+    admission = Admission(target, 100, 50, *OWN_ROWS)
     seeds = (Request(str(seed), "a b", sampling=SHORT, seed=seed) for seed in range(10**9))
     for request in islice(seeds, 10_000):
         admission.queue.submit(request)
@@ -197,7 +202,7 @@ def distinct(count: int) -> list[Request]:
 
 def test_free_slots_are_filled_by_one_prefill_while_nothing_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "MAX_WAIT_S", 600.0)
-    count = 2 * MAX_PENDING
+    count = 2 * MAX_UNKNOWN
     engine, sizes = llama_engine(None, count, monkeypatch)
     assert len(list(engine.run(distinct(count)))) == count
     assert sizes == [count]
@@ -205,15 +210,15 @@ def test_free_slots_are_filled_by_one_prefill_while_nothing_decodes(monkeypatch:
 
 def test_the_next_prompts_are_encoded_during_a_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "MAX_WAIT_S", 0.0)
-    engine, sizes = llama_engine(thread := Patient(), 3 * MAX_PENDING, monkeypatch)
-    for request in distinct(3 * MAX_PENDING):
+    engine, sizes = llama_engine(thread := Patient(), 3 * MAX_UNKNOWN, monkeypatch)
+    for request in distinct(3 * MAX_UNKNOWN):
         engine.submit(request)
     engine._admission.prefetch()
     thread.work()
     with torch.inference_mode():
         engine._admit()
-    assert sizes == [MAX_PENDING]
-    assert len(thread.queue) == MAX_PENDING
+    assert sizes == [MAX_UNKNOWN]
+    assert len(thread._queue) == 2 * MAX_UNKNOWN
 
 
 def test_a_refill_counts_prompts_that_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,17 @@ def engine_lanes(family: str) -> int:
     return int(toys.target(family).num_lanes)
 
 
-def test_a_sample_waits_for_pages_and_none_is_preempted(backend: CudaBackend) -> None:
-    engine = Engine(toys.target("llama"), METHODS["sd-chain"][0]("llama"), NUM_SLOTS, 160, num_pages=12)
+def test_a_sample_waits_for_pages_and_none_is_preempted(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, encoded = toys.target("llama"), []
+    encode = type(target).encode_prompts
+
+    def counted(self: Any, prompts: Any, *rest: Any) -> Any:
+        some = list(prompts)
+        encoded.extend(some)
+        return encode(self, iter(some), *rest)
+
+    monkeypatch.setattr(type(target), "encode_prompts", counted)
+    engine = Engine(target, METHODS["sd-chain"][0]("llama"), NUM_SLOTS, 160, num_pages=12)
     requests = checks.requests("llama", 8, Sampling(ignore_eos=True), longest=40)
     for request in requests:
         engine.submit(request)
@@ -74,6 +83,7 @@ def test_a_sample_waits_for_pages_and_none_is_preempted(backend: CudaBackend) ->
         most = max(most, len(rows._pages))
     assert 1 < most < NUM_SLOTS
     assert [completion.error for completion in done] == [None] * 8
+    assert len(encoded) == 8, "a prompt that waits for pages is encoded once"
 
 
 def test_a_sample_that_can_never_have_its_pages_is_an_error_row_with_the_numbers(backend: CudaBackend) -> None:
