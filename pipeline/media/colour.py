@@ -24,9 +24,12 @@ _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGB", "CMYK": "CMYK"}
 _SUPPORTED = ("L", "LA", "RGB", "RGBA", "CMYK", "LAB")
 
 
-def to_rgb(image: Image.Image, profile: bytes | None, low_bytes: Image.Image | None = None) -> Image.Image:
+def to_rgb(
+    image: Image.Image, profile: bytes | None, low_bytes: Image.Image | None = None, grey: bool = False
+) -> Image.Image:
     """Convert a loaded image to RGB with alpha composited on white, and from the space of `profile` to sRGB.
-    `low_bytes` are those of 16-bit samples. UndefinedRange for pixels without a defined range or colour."""
+    `low_bytes` are those of 16-bit samples; `grey` marks grey with alpha in the mode RGBA. UndefinedRange for pixels
+    without a defined range or colour."""
     if image.mode in ("I", "F", "HSV") and not (image.mode == "I" and image.format in ("PNG", "PPM")):
         raise UndefinedRange(f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour")
     if profile is not None and len(profile) > MAX_PROFILE_BYTES:
@@ -35,6 +38,8 @@ def to_rgb(image: Image.Image, profile: bytes | None, low_bytes: Image.Image | N
         white, inverted = white_value(image), is_inverted(image)
         images = (image,) if low_bytes is None else (image, low_bytes)
         return _by_strips(images, lambda *strips: _flat(scaled(strips, white, inverted), profile))
+    if grey:
+        return _by_strips((image,), lambda strip: _flat(strip.convert("LA"), profile))
     if image.mode == "RGB" and not image.has_transparency_data and not (profile and _transform(profile, "RGB")):
         return image
     is_opaque = has_unused_alpha(image)

@@ -31,6 +31,8 @@ MAX_ASPECT = 200
 """Maximum ratio of the sides: processors that resize the shorter side would need gigabytes. Qwen has this limit too."""
 DRAFT_FACTOR = 2
 """A JPEG to downscale is decoded at 1/2, 1/4 or 1/8 of its size, but never below this multiple of the final size."""
+PNG_GREY_WITH_ALPHA = 4
+"""Colour type of PNGs that Pillow reads as RGBA if they have 16 bits."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -95,7 +97,7 @@ def _decode(
             samples.load_low_bytes(low_bytes)
         is_drafted = image.size != stored and name in ("JPEG", "MPO")
         profile = embedded_profile(image, data) if convert_to_srgb else None
-        upright = to_rgb(image, profile, low_bytes)
+        upright = to_rgb(image, profile, low_bytes, name == "PNG" and data[25] == PNG_GREY_WITH_ALPHA)
         turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
         del image, low_bytes  # frees its pixels before further copies are made
         if turn in _TURNS:
