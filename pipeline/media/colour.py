@@ -84,6 +84,9 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         rgb.putalpha(image.getchannel("A"))
         return rgb
     transform = _lab_transform() if image.mode == "LAB" else profile and _transform(profile, image.mode)
+    if transform and image.mode == "L":
+        levels = transform.apply(Image.frombytes("L", (256, 1), bytes(range(256))))
+        return Image.merge("RGB", [image.point(channel.tobytes()) for channel in levels.split()])
     if transform:
         return transform.apply(image)
     return image if image.mode == "RGBA" else image.convert("RGB")
@@ -105,14 +108,23 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 
 def _to_srgb_from(source: Any, mode: str) -> ImageCms.ImageCmsTransform:
+    """Return the perceptual transform from a profile to sRGB, without black-point compensation, as in browsers."""
     return ImageCms.buildTransform(
         source,
-        ImageCms.createProfile("sRGB"),
+        _srgb_profile(),
         mode,
         "RGBA" if mode == "RGBA" else "RGB",
         ImageCms.Intent.PERCEPTUAL,
-        ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        # The optimisation of grey interpolates between 33 values, which are too few for dark linear grey.
+        ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE,
     )
+
+
+@lru_cache(maxsize=1)
+def _srgb_profile() -> ImageCms.ImageCmsProfile:
+    """Return sRGB as a profile of version 2; lcms always compensates the black point for profiles of version 4."""
+    data = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return ImageCms.ImageCmsProfile(io.BytesIO(data[:8] + b"\x02\x40\0\0" + data[12:]))
 
 
 @lru_cache(maxsize=1)
