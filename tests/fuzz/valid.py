@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tests.pipeline import inputs
 from tests.pipeline.formats.shards import tar_bytes
+from tests.pipeline.media.pictures.test_named_spaces import avif, png_of
 from tests.pipeline.media.pictures.test_other_readers import encoded
 from tests.pipeline.media.video.files import encode_video
 
@@ -102,6 +103,8 @@ def files() -> tuple[Valid, ...]:
     for name, (case, suffix) in PICTURES.items():
         png = {"inner": bytes, "seal": with_checksums} if suffix == "png" else {}
         found.append(Valid(name, "images", suffix, encoded(case), **png))
+    found.append(Valid("png-named", "images", "png", png_of("primaries of P3"), inner=bytes, seal=with_checksums))
+    found.append(Valid("avif-named", "images", "avif", avif((12, 13))))
     for name, (suffix, options) in VIDEOS.items():
         found.append(Valid(name, "videos", suffix, encode_video(8, size=(64, 48), gop=4, **options)))
     red, blue = inputs.RED, inputs.BLUE

@@ -12,6 +12,7 @@ from PIL import Image
 
 from docgen.screenshot import BROWSER, BROWSERS
 from tests.pipeline.media.pictures.layouts import HEIGHT, LAYOUTS, PROFILES, WIDTH
+from tests.pipeline.media.pictures.test_named_spaces import PNGS, avif, png_of
 from tests.pipeline.media.pictures.test_other_readers import Case, differs, encoded, in_this_process, used
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,9 @@ COLUMNS = 16
 TOLERANCE, SUBSAMPLED_TOLERANCE = 4, 8
 INK_TOLERANCE = 24
 """Of CMYK with a profile: Chromium gives a ramp of black alone a tint of red, which the profile does not have."""
+
+SHOWN_OTHERWISE = ("numbers of BT.709", "gamma of sRGB", "primaries of P3")
+"""PNGs that Chromium shows with the curve of cameras, and with the exponent 2.2 of sRGB."""
 
 
 def cases() -> list[Case]:
@@ -53,6 +57,8 @@ def test_pictures_are_as_chromium_shows_them(tmp_path: Path) -> None:
         pytest.skip(f"no Chromium is installed: none of {', '.join(BROWSERS)} is in PATH")
     playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
     pictures = {case: encoded(case) for case in cases()}
+    pictures |= {("png-rgb", name, 1): png_of(name) for name in PNGS if name not in SHOWN_OTHERWISE}
+    pictures |= {("avif-rgb", numbers, 1): avif(numbers) for numbers in ((12, 13), (9, 1), (1, 13), (1, 1))}
     path = tmp_path / "pictures.html"
     path.write_text(page_of(list(pictures.values())))
     with playwright.sync_playwright() as session:
