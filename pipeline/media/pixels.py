@@ -35,6 +35,8 @@ DRAFT_FACTOR = 2
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
 PNG_GREY_WITH_ALPHA = 4
 """Colour type of PNGs that Pillow reads as RGBA if they have 16 bits."""
+XMP_KEYS = ("xmp", "XML:com.adobe.xmp")
+"""Keys of metadata in which Pillow finds an orientation that browsers ignore."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -94,13 +96,16 @@ def _decode(
             image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
         samples.scale_transparency(image)
         low_bytes = _open(data, max_pixels) if samples.needs_low_bytes(image) else None
+        for key in XMP_KEYS:
+            image.info.pop(key, None)
+        box = image.tile[0].extents if name == "GIF" and image.tile else None
         image.load()
         if low_bytes is not None:
             samples.load_low_bytes(low_bytes)
         is_drafted = image.size != stored and name in ("JPEG", "MPO")
         grey = name == "PNG" and data[25] == PNG_GREY_WITH_ALPHA
         profile, hdr = _colours_of(image, data, grey) if convert_to_srgb else (None, None)
-        upright = to_rgb(image, profile, low_bytes, grey, hdr)
+        upright = to_rgb(image if box is None else _only(image, box), profile, low_bytes, grey, hdr)
         turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
         del image, low_bytes  # frees its pixels before further copies are made
         if turn in _TURNS:
@@ -118,6 +123,15 @@ def _decode(
     if upright.size != final_size:
         upright = upright.resize(final_size, Image.Resampling.LANCZOS)
     return np.asarray(upright)
+
+
+def _only(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+    """Return an image that is clear outside of `box`, the first frame of a GIF, where Pillow has any colour."""
+    if box == (0, 0, *image.size):
+        return image
+    canvas = Image.new("RGBA", image.size)
+    canvas.paste(image.crop(box).convert("RGBA"), box)
+    return canvas
 
 
 def _colours_of(
@@ -147,7 +161,7 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> ImageFile.Im
     """Read the header and check the size against `max_pixels`, which replaces Pillow's own pixel limit."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
-        image = Image.open(io.BytesIO(data), formats=installed_formats())
+        image = Image.open(io.BytesIO(repairs.with_alpha(data)), formats=installed_formats())
         if samples.is_misread(image):
             TiffImagePlugin.READ_LIBTIFF = True
             image = Image.open(io.BytesIO(data), formats=["TIFF"])
