@@ -37,9 +37,10 @@ def primaries(*values: float) -> bytes:
     return made.chunk(b"cHRM", struct.pack(">8I", *(round(100_000 * value) for value in values)))
 
 
-def avif(numbers: tuple[int, int], profile: bytes | None = None) -> bytes:
-    """An AVIF whose nclx box has these numbers."""
-    data = pil("AVIF", "RGB", quality=100, subsampling="4:4:4")(SAMPLES, profile, 1)
+def avif(numbers: tuple[int, int], kind: str = "AVIF") -> bytes:
+    """An AVIF or HEIF whose nclx box has these numbers."""
+    options = {"quality": 100, "subsampling": "4:4:4"} if kind == "AVIF" else {"quality": -1, "chroma": 444}
+    data = pil(kind, "RGB", **options)(SAMPLES, None, 1)
     at = data.index(b"nclx") + 4
     return data[:at] + struct.pack(">HH", *numbers) + data[at + 4 :]
 
@@ -99,10 +100,12 @@ def test_gamma_applies_to_grey_with_and_without_alpha_and_in_16_bits() -> None:
         assert np.abs(shown(data[:33] + gamma(100_000) + data[33:]) - wanted).max() <= 2, mode
 
 
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
 @pytest.mark.parametrize(("numbers", "is_p3"), [((12, 13), True), ((1, 13), False), ((2, 2), False), ((1, 1), False)])
-def test_an_avif_is_shown_in_its_named_colour_space(numbers: tuple[int, int], is_p3: bool) -> None:
-    assert np.abs(shown(avif(numbers)) - (P3 if is_p3 else PLAIN)).max() <= 4
-    assert np.abs(shown(avif(numbers), convert_to_srgb=False) - PLAIN).max() <= 4
+def test_an_avif_or_heif_is_shown_in_its_named_colour_space(numbers: tuple[int, int], is_p3: bool, kind: str) -> None:
+    data = avif(numbers, kind)
+    assert np.abs(shown(data) - (P3 if is_p3 else PLAIN)).max() <= 4
+    assert np.abs(shown(data, convert_to_srgb=False) - PLAIN).max() <= 4
 
 
 @pytest.mark.parametrize("transfer", [PQ, HLG])
