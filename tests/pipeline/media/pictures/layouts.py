@@ -143,6 +143,17 @@ def tiff(bits: int, photometric: int, top: int | None = None) -> Encode:
     return encode
 
 
+def colour_tiff(bits: int, extra: int, **options) -> Encode:
+    """An uncompressed TIFF of RGB with alpha; its colours are premultiplied if `extra`, its ExtraSamples, is 1."""
+
+    def encode(samples: np.ndarray, profile: bytes | None, orientation: int) -> bytes:
+        alpha = samples[..., 3:]
+        values = np.dstack([samples[..., :3] * (alpha if extra == 1 else 1), alpha])
+        return made.tiff(whole(values, (1 << bits) - 1), bits, 2, tags={274: [orientation], 338: [extra]}, **options)
+
+    return encode
+
+
 def png16(samples: np.ndarray, profile: bytes | None, orientation: int) -> bytes:
     """An RGB PNG of 16 bits with a transparent colour."""
     values = whole(samples[..., :3], 65535)
@@ -214,6 +225,7 @@ LAYOUTS: dict[str, Layout] = {
     "png-la16": Layout(vips(".png", 16), "grey", "full", tolerance=3),
     "png-rgb16": Layout(vips(".png", 16)),
     "png-rgba16": Layout(vips(".png", 16), alpha="full"),
+    "png-rgba16-interlaced": Layout(vips(".png", 16, interlace=True), alpha="full"),
     "png-rgb16-key": Layout(png16, alpha="key", **PLAIN),
     "webp-lossy": Layout(pil("WEBP", "RGB", quality=90), is_exact=False),
     "webp-lossy-rgba": Layout(pil("WEBP", "RGBA", quality=90), alpha="full", is_exact=False),
@@ -229,6 +241,11 @@ LAYOUTS: dict[str, Layout] = {
     "tiff-l16": Layout(vips(".tif", 16), "grey", tolerance=3),
     "tiff-rgb16": Layout(vips(".tif", 16, compression="deflate")),
     "tiff-rgba16": Layout(vips(".tif", 16), alpha="full"),
+    "tiff-tiled": Layout(vips(".tif", 16, tile=True, tile_width=16, tile_height=16, compression="lzw")),
+    "tiff-webp": Layout(vips(".tif", 8, compression="webp"), error="broken_image", **PLAIN),
+    "tiff-rgba-planes": Layout(colour_tiff(8, 2, separate=True), alpha="full", profiles=False),
+    "tiff-rgba-associated": Layout(colour_tiff(8, 1), alpha="full", profiles=False),
+    "tiff-rgba16-associated": Layout(colour_tiff(16, 1, order=">"), alpha="full", profiles=False),
     "tiff-rgb16-planes": Layout(
         lambda samples, _, turn: made.tiff(whole(samples, 65535), 16, 2, tags={274: [turn]}, separate=True),
         profiles=False,
@@ -240,7 +257,7 @@ LAYOUTS: dict[str, Layout] = {
     "tiff-la16": Layout(vips(".tif", 16), "grey", "full", error="not_an_image"),
     "tiff-f": Layout(floats("TIFF"), "grey", error="unsupported_image", **PLAIN),
     "gif-p": Layout(pil("GIF", "P"), **PLAIN),
-    "gif-l": Layout(pil("GIF", "L"), "grey", **PLAIN),
+    "gif-interlaced": Layout(pil("GIF", "P", interlace=1), **PLAIN),
     "gif-p-key": Layout(pil("GIF", "P"), alpha="key", **PLAIN),
     "bmp-1": Layout(pil("BMP", "1"), "bit", **PLAIN),
     "bmp-l": Layout(pil("BMP", "L"), "grey", **PLAIN),

@@ -40,11 +40,13 @@ class Difference:
         return layout in self.layouts and profile in self.profiles
 
 
+PREMULTIPLIED = ("tiff-rgba", "tiff-rgba-planes", "tiff-rgba-associated", "tiff-rgba16-associated")
 CMYK = ("jpeg-cmyk", "jpeg-ycck", "tiff-cmyk")
 DIFFERENCES = (
     Difference("opencv", "ICC.1: it ignores profiles", profiles=("p3", "adobe", "grey", "cmyk")),
     Difference("opencv", "TIFF 6.0, ExtraSamples: it ignores alpha of grey", ("tiff-la",)),
-    Difference("opencv", "TIFF 6.0, ExtraSamples: it premultiplies colours", ("tiff-rgba",)),
+    Difference("opencv", "TIFF 6.0, ExtraSamples: it returns premultiplied colours", PREMULTIPLIED),
+    Difference("opencv", "TIFF 6.0, Orientation: it misplaces tiles of turned pictures", ("tiff-tiled",)),
     Difference("opencv", "AV1, BitDepth: with alpha, it returns 10 bits as 16", ("avif-rgba10",)),
     Difference("opencv", "MIAF, irot and imir: it ignores them", ("avif-l", "avif-l10", "avif-rgb", "avif-rgb12")),
     Difference("opencv", "TIFF 6.0, MaxSampleValue: it ignores it", ("tiff-l12-in-16",)),
