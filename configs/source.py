@@ -218,7 +218,8 @@ class SourceConfig(Section):
     """Longest side of images and frames; larger ones are resized during decoding. `auto` is a bound above the size that
     the target's processor uses; `null` disables resizing."""
     convert_to_srgb: bool = True
-    """Convert the colours of images with an embedded profile to sRGB, as browsers do; `false` ignores profiles."""
+    """Convert the colours of images with an embedded profile or a named colour space to sRGB, as browsers do; `false`
+    ignores both."""
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
     """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
     may use a sixth of it."""
