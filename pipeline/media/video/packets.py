@@ -63,8 +63,9 @@ class FrameReader:
     decoded are skipped.
 
     `is_damaged` is whether the last frame is concealed damage, or may reference a picture that is damaged or was lost
-    in the packets that were read: up to the next key frame after the damage. `num_lost` counts the skipped packets;
-    `first_key` is time and position in the file of the first key packet.
+    in the packets that were read: up to the next key frame after the damage. `number` is that of its packet, None if
+    unknown, and `lost` are the numbers of skipped packets. `first_key` is time and position in the file of the first
+    key packet.
     """
 
     def __init__(self, container: Any, stream: Any) -> None:
@@ -76,7 +77,8 @@ class FrameReader:
         self._numbers: dict[int, int] = {}
         self._damaged_at: int | None = None
         self.is_damaged = False
-        self.num_lost = 0
+        self.number: int | None = None
+        self.lost: list[int] = []
         self.first_key: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -89,7 +91,7 @@ class FrameReader:
                 try:
                     frames = packet.decode()
                 except av.error.InvalidDataError:
-                    self.num_lost += 1
+                    self.lost.append(number)
                     self._damage(number)
                     continue
                 for frame in frames:
@@ -106,7 +108,7 @@ class FrameReader:
 
     def _judge(self, frame: Any) -> None:
         """Set `is_damaged` for a frame; the number of its packet orders it and damage in the file."""
-        number = self._numbers.pop(frame.pts, None)
+        self.number = number = self._numbers.pop(frame.pts, None)
         at = self._damaged_at
         if frame.key_frame and not frame.is_corrupt and at is not None and (number is None or at < number):
             self._damaged_at = at = None

@@ -5,6 +5,7 @@ process."""
 from __future__ import annotations
 
 import contextlib
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from pipeline.media.video.packets import FrameReader, PacketReader, shows_damage
 
 MAX_ASPECT = 16
 """Maximum ratio of the sides of one pixel; others are taken for damage, and pixels for squares."""
+MAX_VIDEO_S = 10_000_000
+"""Maximum length of a video in seconds (115 days); a frame behind it has a damaged time."""
 VOP = b"\0\0\1\xb6"
 """Start code of a picture of MPEG-4 part 2; a packet with several is a packed bitstream."""
 
@@ -63,7 +66,7 @@ def probe(path: str, max_pixels: int, square_pixels: bool = True, damage: str = 
         frame_s = 1 / Fraction(stream.guessed_rate or stream.average_rate or Fraction(25))
     if not listing.gives_times:
         return _counted(video, listing, frame_s, damage)
-    video = _timed(video, listing)
+    video = _timed(video, listing, damage)
     return _good_part(video, damage) if damage else video
 
 
@@ -114,6 +117,8 @@ def _listed(path: str, container: Any, stream: Any, tolerates_damage: bool) -> _
         for packet in filter(attrgetter("size"), reader):
             reads_to_end = not packet.is_corrupt
             if packet.is_corrupt and not shows_damage(container.format.name):
+                if tolerates_damage and packet.pts is not None:  # ends the good part
+                    packets.append(_Packet(packet.pts, 0, False, False, None))
                 break
             if is_reordered and due is not None and packet.dts != due:
                 raise MediaError("broken_video", f"frames are missing in the AVI file behind frame {len(packets)}")
@@ -140,7 +145,7 @@ def _listed(path: str, container: Any, stream: Any, tolerates_damage: bool) -> _
     return listing
 
 
-def _timed(video: VideoStream, listing: _Listing) -> VideoStream:
+def _timed(video: VideoStream, listing: _Listing, damage: str) -> VideoStream:
     """Complete a video with the times of its packets."""
     first, shown = listing.packets[0], listing.shown
     ticks = sorted(packet.tick for packet in shown if packet.tick is not None)
@@ -152,7 +157,12 @@ def _timed(video: VideoStream, listing: _Listing) -> VideoStream:
     kept = ticks[bisect_left(ticks, start) :]
     if not kept:
         raise MediaError("broken_video", "not one frame can be decoded")
+    if (kept[-1] - start) * video.tick_s > MAX_VIDEO_S:
+        if not damage:
+            raise MediaError("broken_video", f"the file is damaged: a frame has a time beyond {MAX_VIDEO_S} s")
+        kept = [tick for tick in kept if (tick - start) * video.tick_s <= MAX_VIDEO_S]
     last = max(packet.duration for packet in shown if packet.tick == kept[-1])
+    last = last if last * video.tick_s <= MAX_VIDEO_S else 0
     return replace(
         video,
         ticks=tuple(kept),
@@ -197,13 +207,21 @@ def _with_damage(video: VideoStream, damage: str) -> VideoStream:
 
 def _good_part(video: VideoStream, damage: str) -> VideoStream:
     """Decode a damaged video, and let it end before its first frame that is damaged or missing."""
-    good = set()
-    with open_container(video.path) as container, contextlib.suppress(MediaError):
+    numbers: dict[int | None, int] = {}
+    with open_container(video.path) as container:
         frames = FrameReader(container, container.streams[video.stream])
-        for frame in frames:
-            if not frames.is_damaged:
-                good.add(frame.pts)
-    kept = list(takewhile(good.__contains__, video.ticks))
+        first_damage = (
+            math.inf
+        )  # packet, in the order of the file, in which frames come after those that they reference
+        with contextlib.suppress(MediaError):
+            for frame in frames:
+                if frame.pts is not None and frame.pts >= video.ticks[0] and frames.number is not None:
+                    numbers[frame.pts] = frames.number
+                    if frames.is_damaged:
+                        first_damage = min(first_damage, frames.number)
+    begin = numbers.get(video.ticks[0], 0)
+    first_damage = min((first_damage, *(number for number in frames.lost if number >= begin)))
+    kept = list(takewhile(lambda tick: numbers.get(tick, math.inf) < first_damage, video.ticks))
     if not kept:
         raise MediaError("broken_video", "not one frame can be decoded")
     return _with_damage(replace(video, ticks=tuple(kept), last_ticks=_usual_gap(kept)), damage)
@@ -235,14 +253,14 @@ def _counted(video: VideoStream, listing: _Listing, frame_s: Fraction, damage: s
         frames = FrameReader(container, container.streams[video.stream])
         try:
             for frame in frames:
-                num_before = num_before if times else frames.num_lost
-                if damage and (frames.is_damaged or frames.num_lost > num_before):
+                num_before = num_before if times else len(frames.lost)
+                if damage and (frames.is_damaged or len(frames.lost) > num_before):
                     break
                 times.append(frame.pts)
         except MediaError:
             if not damage:
                 raise
-    num_lost = 0 if damage else frames.num_lost - num_before
+    num_lost = 0 if damage else len(frames.lost) - num_before
     if not times or num_lost:
         what = f"{num_lost} of its packets are no frames" if times else "not one frame can be decoded"
         raise MediaError("broken_video", f"the file is damaged: {what}")

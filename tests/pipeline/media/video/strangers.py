@@ -157,6 +157,7 @@ CHANGED: dict[str, Change] = {
     "nine_flipped": _flipped(2, 9),
     "flipped_anywhere": lambda data: flipped(data, 3, 4),
 }
+FLIPPED = ("one_flipped", "nine_flipped", "flipped_anywhere")
 DAMAGE = ("whole", *LOST, *CHANGED)
 
 
@@ -171,6 +172,10 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.stream}-{self.container}-{self.rate}-{self.damage}"
+
+    def time_s(self, number: int) -> float:
+        """The time of the frame that shows this number."""
+        return float((VARIABLE[number] if self.rate == "variable" else number) / RATES.get(self.rate, Fraction(24)))
 
     @property
     def data(self) -> bytes:

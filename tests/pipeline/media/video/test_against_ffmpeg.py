@@ -15,7 +15,16 @@ from pipeline.media.video.sampling import FrameSampling
 from pipeline.media.video.worker import DecodedClip, DecodeLimits, DecoderWorker
 from pipeline.rows.schemas import RowError
 from tests.covering import covering
-from tests.pipeline.media.video.strangers import CHANGED, Case, Shown, by_ffmpeg, cases, shown_otherwise
+from tests.pipeline.media.video.strangers import (
+    CHANGED,
+    FLIPPED,
+    NUM_FRAMES,
+    Case,
+    Shown,
+    by_ffmpeg,
+    cases,
+    shown_otherwise,
+)
 
 ALL = FrameSampling(num_frames=200)
 CLOSE = 6.0
@@ -25,7 +34,8 @@ TICK_S = 0.0021
 GUESSED_STARTS = ("avi", "asf")
 """Containers without the time of the first frame, if packets are reordered."""
 UNREPORTED = ("mjpeg", "ffv1")
-"""Streams whose decoders do not report damage inside a picture; no other picture references it."""
+"""Streams whose decoders do not report damage inside a picture; no other picture references it. Of other streams, they
+report the damage of most flipped bytes only."""
 BEGINS_LATE = ("lost_first_key", "starts_inside")
 CASES = list(cases())
 FAST = {Case(*values) for values in covering([(c.stream, c.container, c.rate, c.damage) for c in CASES], 1)}
@@ -115,9 +125,20 @@ def test_a_video_shows_the_frames_of_ffmpeg_at_their_times_or_is_an_error(
     if isinstance(kept, DecodedClip):
         assert f"{parts.DAMAGED}: the first {kept.num_frames} frames" in kept.part
         assert outcome.message in kept.part
-        assert difference(kept, path, has_starts, unreported) == ""
+        unreported = max(unreported, 3 * (case.damage in FLIPPED))
+        assert is_true(kept, case) or difference(kept, path, has_starts, unreported) == ""
     else:
         assert (kept.code, kept.message) == (outcome.code, outcome.message)
+
+
+def is_true(clip: DecodedClip, case: Case) -> bool:
+    """Whether every frame has the time of the number that it shows; ffmpeg guesses some times behind damage."""
+    numbers = shown(clip).numbers
+    if not set(numbers) <= set(range(NUM_FRAMES)):
+        return False
+    true_s = np.array([case.time_s(number) for number in numbers])
+    times_s = np.array(clip.timestamps_s)
+    return bool(np.abs((times_s - times_s[0]) - (true_s - true_s[0])).max() <= TICK_S)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
