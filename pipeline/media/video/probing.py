@@ -18,7 +18,7 @@ import av
 
 from pipeline.media.pixels import MediaError
 from pipeline.media.video import parts
-from pipeline.media.video.completeness import has_all_of_riff, has_all_of_segment
+from pipeline.media.video.completeness import promised_s, riff_damage
 from pipeline.media.video.container import VideoStream, open_container, video_stream
 from pipeline.media.video.packets import FrameReader, PacketReader, shows_damage
 
@@ -67,7 +67,7 @@ def probe(path: str, max_pixels: int, square_pixels: bool = True, damage: str = 
     if not listing.gives_times:
         return _counted(video, listing, frame_s, damage)
     video = _timed(video, listing, damage)
-    return _good_part(video, damage) if damage else video
+    return _good_part(video, listing.bad_tick, damage) if damage else video
 
 
 def _aspect(stream: Any) -> Fraction:
@@ -81,15 +81,18 @@ class _Packet(NamedTuple):
     is_key: bool
     is_hidden: bool
     position: int | None
+    dts: int | None
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """The packets of a stream in file order; with `is_counted`, their times are not those of frames."""
+    """The packets of a stream in file order; with `is_counted`, their times are not those of frames. Frames from
+    `bad_tick` on are missing or behind missing ones in a file that is cut short; it is infinite for whole files."""
 
     packets: list[_Packet]
     num_joins: int
     is_counted: bool
+    bad_tick: float = math.inf
 
     @property
     def shown(self) -> list[_Packet]:
@@ -105,7 +108,7 @@ class _Listing:
 
 def _listed(path: str, container: Any, stream: Any, tolerates_damage: bool) -> _Listing:
     formats = container.format.name.split(",")
-    is_avi, is_matroska = "avi" in formats, "matroska" in formats
+    is_avi = "avi" in formats
     context = stream.codec_context
     packets: list[_Packet] = []
     reader, is_packed, reads_to_end = PacketReader(container, stream), False, True
@@ -117,8 +120,6 @@ def _listed(path: str, container: Any, stream: Any, tolerates_damage: bool) -> _
         for packet in filter(attrgetter("size"), reader):
             reads_to_end = not packet.is_corrupt
             if packet.is_corrupt and not shows_damage(container.format.name):
-                if tolerates_damage and packet.pts is not None:  # ends the good part
-                    packets.append(_Packet(packet.pts, 0, False, False, None))
                 break
             if is_reordered and due is not None and packet.dts != due:
                 raise MediaError("broken_video", f"frames are missing in the AVI file behind frame {len(packets)}")
@@ -126,20 +127,30 @@ def _listed(path: str, container: Any, stream: Any, tolerates_damage: bool) -> _
                 due = packet.dts + 1
             is_packed = is_packed or (is_mpeg4 and bytes(packet).count(VOP) > 1)
             hidden = bool(packet.is_discard)
-            packets.append(_Packet(packet.pts, packet.duration or 0, bool(packet.is_keyframe), hidden, packet.pos))
+            is_key, duration = bool(packet.is_keyframe), packet.duration or 0
+            packets.append(_Packet(packet.pts, duration, is_key, hidden, packet.pos, packet.dts))
     except av.error.FFmpegError:
         reads_to_end = False
     num_packets, num_promised = len(packets), stream.frames
-    # AVI counts dropped frames, which are chunks of no bytes.
-    is_short = num_packets < num_promised and not (is_avi and has_all_of_riff(path))
-    if is_matroska and num_packets and container.duration and not has_all_of_segment(path):
-        tick_s = Fraction(stream.time_base or 1)
-        last_s = max((packet.tick or 0) + 2 * packet.duration for packet in packets) * tick_s
-        is_short = last_s < Fraction(container.duration, av.time_base)
-    if num_packets and (not reads_to_end or is_short) and not tolerates_damage:
-        count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
-        raise MediaError("broken_video", f"the file is damaged or cut short: it contains {count}")
-    listing = _Listing(packets, reader.num_joins, is_packed or is_reordered)
+    is_short = num_packets < num_promised
+    if is_short and is_avi:  # it counts dropped frames, which are chunks of no bytes
+        end = riff_damage(path)
+        is_short = end is not None
+        if is_short and tolerates_damage:
+            packets = [packet for packet in packets if packet.position is not None and packet.position < end]
+    promise_s = promised_s(path, formats, container.duration and container.duration / av.time_base)
+    if promise_s and num_packets:
+        ticks = sorted(packet.tick or 0 for packet in packets)
+        last = ticks[-1] + 2 * max(_usual_gap(ticks), packets[-1].duration)
+        is_short = float(last * Fraction(stream.time_base or 1)) < promise_s
+    bad_tick = math.inf
+    if packets and (not reads_to_end or is_short):
+        if not tolerates_damage:
+            count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
+            raise MediaError("broken_video", f"the file is damaged or cut short: it contains {count}")
+        # Missing packets have later decoding times, and no frame is shown before it is decoded.
+        bad_tick = math.inf if packets[-1].dts is None else packets[-1].dts + 1
+    listing = _Listing(packets, reader.num_joins, is_packed or is_reordered, bad_tick)
     if not listing.shown:
         raise MediaError("broken_video", "the video has no frames")
     return listing
@@ -149,6 +160,13 @@ def _timed(video: VideoStream, listing: _Listing, damage: str) -> VideoStream:
     """Complete a video with the times of its packets."""
     first, shown = listing.packets[0], listing.shown
     ticks = sorted(packet.tick for packet in shown if packet.tick is not None)
+    if (ticks[-1] - ticks[0]) * video.tick_s > MAX_VIDEO_S:
+        if not damage:
+            raise MediaError(
+                "broken_video", f"the file is damaged: its frames have times over more than {MAX_VIDEO_S} s"
+            )
+        origin = shown[0].tick or 0
+        ticks = [tick for tick in ticks if 0 <= (tick - origin) * video.tick_s <= MAX_VIDEO_S]
     keys = {packet.tick: packet.position for packet in shown if packet.is_key and packet.tick is not None}
     start = ticks[0]
     if not first.is_key or (first.tick is not None and start < first.tick):
@@ -157,10 +175,6 @@ def _timed(video: VideoStream, listing: _Listing, damage: str) -> VideoStream:
     kept = ticks[bisect_left(ticks, start) :]
     if not kept:
         raise MediaError("broken_video", "not one frame can be decoded")
-    if (kept[-1] - start) * video.tick_s > MAX_VIDEO_S:
-        if not damage:
-            raise MediaError("broken_video", f"the file is damaged: a frame has a time beyond {MAX_VIDEO_S} s")
-        kept = [tick for tick in kept if (tick - start) * video.tick_s <= MAX_VIDEO_S]
     last = max(packet.duration for packet in shown if packet.tick == kept[-1])
     last = last if last * video.tick_s <= MAX_VIDEO_S else 0
     return replace(
@@ -205,8 +219,8 @@ def _with_damage(video: VideoStream, damage: str) -> VideoStream:
     return replace(video, part=parts.joined((video.part, parts.good_part(len(video.ticks), video.end_s, damage))))
 
 
-def _good_part(video: VideoStream, damage: str) -> VideoStream:
-    """Decode a damaged video, and let it end before its first frame that is damaged or missing."""
+def _good_part(video: VideoStream, bad_tick: float, damage: str) -> VideoStream:
+    """Decode a damaged video, and let it end before `bad_tick` and its first frame that is damaged or missing."""
     numbers: dict[int | None, int] = {}
     with open_container(video.path) as container:
         frames = FrameReader(container, container.streams[video.stream])
@@ -221,7 +235,7 @@ def _good_part(video: VideoStream, damage: str) -> VideoStream:
                         first_damage = min(first_damage, frames.number)
     begin = numbers.get(video.ticks[0], 0)
     first_damage = min((first_damage, *(number for number in frames.lost if number >= begin)))
-    kept = list(takewhile(lambda tick: numbers.get(tick, math.inf) < first_damage, video.ticks))
+    kept = list(takewhile(lambda tick: numbers.get(tick, math.inf) < first_damage and tick < bad_tick, video.ticks))
     if not kept:
         raise MediaError("broken_video", "not one frame can be decoded")
     return _with_damage(replace(video, ticks=tuple(kept), last_ticks=_usual_gap(kept)), damage)
@@ -254,7 +268,8 @@ def _counted(video: VideoStream, listing: _Listing, frame_s: Fraction, damage: s
         try:
             for frame in frames:
                 num_before = num_before if times else len(frames.lost)
-                if damage and (frames.is_damaged or len(frames.lost) > num_before):
+                is_bad = frames.is_damaged or len(frames.lost) > num_before or (frame.pts or 0) >= listing.bad_tick
+                if damage and is_bad:
                     break
                 times.append(frame.pts)
         except MediaError:

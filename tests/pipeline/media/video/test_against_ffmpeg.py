@@ -33,9 +33,10 @@ TICK_S = 0.0021
 """Containers with times in milliseconds round each time."""
 GUESSED_STARTS = ("avi", "asf")
 """Containers without the time of the first frame, if packets are reordered."""
-UNREPORTED = ("mjpeg", "ffv1")
-"""Streams whose decoders do not report damage inside a picture; no other picture references it. Of other streams, they
-report the damage of most flipped bytes only."""
+UNREPORTED = ("mjpeg", "ffv1", "vp8")
+"""Streams whose decoders report little damage inside a picture. Of other streams, they report that of most bytes."""
+NO_PROMISE = ("mpegts", "h264", "hevc", "mpeg2video")
+"""Containers whose header does not promise a number of frames, bytes or seconds; a cut between packets is unknown."""
 BEGINS_LATE = ("lost_first_key", "starts_inside")
 CASES = list(cases())
 FAST = {Case(*values) for values in covering([(c.stream, c.container, c.rate, c.damage) for c in CASES], 1)}
@@ -81,6 +82,8 @@ def difference(clip: DecodedClip, path: Path, has_starts: bool = True, unreporte
     """How a clip differs from what ffmpeg shows, apart from what the clip's `part` reports; empty if it does not.
     `unreported` frames may have other pixels."""
     ours, theirs = shown(clip), by_ffmpeg(path, clip.width, clip.height)
+    if unreported:  # versions of ffmpeg conceal damaged pictures or leave them out
+        ours, theirs = common(ours, theirs, unreported), common(theirs, ours, unreported)
     num_more = len(theirs.times_s) - len(ours.times_s)
     if num_more < 0 or (num_more > 0 and not clip.part):
         return f"{len(ours.times_s)} frames, not {len(theirs.times_s)}: {ours.numbers}, not {theirs.numbers}"
@@ -89,6 +92,14 @@ def difference(clip: DecodedClip, path: Path, has_starts: bool = True, unreporte
     has_starts = has_starts and parts.LATE_START not in clip.part  # ffmpeg counts from the first packet
     found = [_difference(ours, theirs, start, clip.part, has_starts, unreported) for start in starts]
     return "" if "" in found else found[0]
+
+
+def common(one: Shown, other: Shown, max_others: int) -> Shown:
+    """The frames at times of the other's frames; all, if more than `max_others` are at other times."""
+    rows = [row for row, time_s in enumerate(one.times_s) if np.abs(np.array(other.times_s) - time_s).min() <= TICK_S]
+    if len(one.times_s) - len(rows) > max_others:
+        return one
+    return Shown(one.frames[rows], [one.times_s[row] for row in rows])
 
 
 def _difference(ours: Shown, theirs: Shown, start: int, part: str, has_starts: bool, unreported: int) -> str:
@@ -113,11 +124,12 @@ def test_a_video_shows_the_frames_of_ffmpeg_at_their_times_or_is_an_error(
     case: Case, decode: Decode, path: Path
 ) -> None:
     has_starts = case.container not in GUESSED_STARTS
-    unreported = 4 if case.stream in UNREPORTED and case.damage in CHANGED else 0
+    unreported = GOP if case.stream in UNREPORTED and case.damage in CHANGED else 0
     outcome = decode(case.data, "error")
     if isinstance(outcome, DecodedClip):
         assert difference(outcome, path, has_starts, unreported) == ""
         assert (parts.LATE_START in outcome.part) <= (case.damage != "whole")
+        assert "cut" not in case.damage or case.container in NO_PROMISE or outcome.num_frames == NUM_FRAMES
         return
     assert case.damage != "whole", outcome
     assert case.damage not in BEGINS_LATE or not by_ffmpeg(path).times_s, outcome

@@ -165,7 +165,7 @@ def test_a_frame_whose_time_is_beyond_all_videos_is_damage(tmp_path: Path) -> No
     with_last_at(MAX_VIDEO_S)
     assert probe(str(path), 10**6).times_s == [0, 1, MAX_VIDEO_S]
     with_last_at(MAX_VIDEO_S + 1)
-    with pytest.raises(MediaError, match="a time beyond 10000000 s"):
+    with pytest.raises(MediaError, match="times over more than 10000000 s"):
         probe(str(path), 10**6)
     kept = probe(str(path), 10**6, damage="why")
     assert (kept.times_s, kept.end_s) == ([0, 1], 2)
