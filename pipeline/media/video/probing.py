@@ -136,7 +136,7 @@ def _listed(path: str, container: Any, stream: Any, tolerates_damage: bool) -> _
     if is_short and is_avi:  # it counts dropped frames, which are chunks of no bytes
         end = riff_damage(path)
         is_short = end is not None
-        if is_short and tolerates_damage:
+        if end is not None and tolerates_damage:
             packets = [packet for packet in packets if packet.position is not None and packet.position < end]
     promise_s = promised_s(path, formats, container.duration and container.duration / av.time_base)
     if promise_s and num_packets:
@@ -249,11 +249,11 @@ def _filled(times: Sequence[int | None]) -> list[int]:
     first = next((index for index, time in enumerate(times) if time is not None), None)
     if first is None:
         return [0] * len(times)
-    gap = _usual_gap(times)
-    ticks = [times[first] - (first - index) * gap for index in range(first)]
+    gap, ticks = _usual_gap(times), [0] * first
     for index, time in enumerate(times[first:], start=first):
-        is_guess = time is None or (index + 1 == len(times) and ticks and time == ticks[-1])
-        ticks.append(ticks[-1] + gap if is_guess else time)
+        repeats = index + 1 == len(times) and index > first and time == ticks[-1]
+        ticks.append(ticks[-1] + gap if time is None or repeats else time)
+    ticks[:first] = [ticks[first] - (first - index) * gap for index in range(first)]
     return ticks
 
 

@@ -191,6 +191,8 @@ def cases() -> Iterator[Case]:
         for stream in streams:
             for damage in DAMAGE:
                 number += 1
+                if stream == "ffv1" and damage in FLIPPED:
+                    continue  # versions of its decoder conceal damage, or leave pictures out
                 yield Case(stream, container, rates[number % len(rates)], damage)
 
 
