@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
                 result = run(Path(folder))
             print(json.dumps({name: result}, indent=1), flush=True)
             results = read_results(RESULTS) if RESULTS.exists() else {}
-            versions = {"machine": platform.machine(), **{"av": version("av")}}
+            versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
             results[name] = versions | result
             write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0

@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
         doc="",
         example="",
         model=CaptionJobConfig,
-        make_plan=lambda config, limit, _, resume, shard: plan_of(config, resume, limit, shard=shard),
+        make_plan=lambda config, limit, runs, resume, shard, folder: plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),
         build=caption.results,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,10 +35,10 @@ def test_a_job_whose_actor_and_driver_are_killed_resumes_to_every_row_once(tmp_p
 
     former = generating()
     driver = deaths.start(folder, ray.get_runtime_context().gcs_address, str(STEP_S))
-    actor = wait_for(folder, 1, lambda: next(iter(generating() - former), 0))
+    actor = wait_for(driver, folder, 1, lambda: next(iter(generating() - former), 0))
     os.kill(actor, signal.SIGKILL)
     admitted = (folder / "admitted").stat().st_size
-    wait_for(folder, 1, lambda: (folder / "admitted").stat().st_size > admitted + deaths.MAX_IN_FLIGHT)
+    wait_for(driver, folder, 1, lambda: (folder / "admitted").stat().st_size > admitted + deaths.MAX_IN_FLIGHT)
     driver.kill()
     assert driver.wait(PATIENCE_S) == -signal.SIGKILL, (folder / "log").read_text()[-3000:]
     num_saved = deaths.num_saved(folder)
@@ -57,6 +58,6 @@ def generating() -> set[int]:
     return {pid for pid, result in deaths.children_of(os.getpid()).items() if deaths.VICTIMS["actor"](pid, result)}
 
 
-def wait_for(folder: Path, num_files: int, look: Callable[[], int]) -> int:
+def wait_for(driver: subprocess.Popen[bytes], folder: Path, num_files: int, look: Callable[[], int]) -> int:
     """What `look` finds, once so many files are saved."""
-    return until(lambda: look() if deaths.num_saved(folder) >= num_files else 0, (folder / "log").read_text)
+    return until(lambda: look() if deaths.num_saved(folder) >= num_files else 0, (folder / "log").read_text, driver)

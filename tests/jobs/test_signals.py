@@ -27,7 +27,7 @@ def test_a_stopped_job_saves_finished_rows_and_resumes(tmp_path: Path, number: i
     config = fleet.config_in(folder, NUM_ROWS)
     address = ray.get_runtime_context().gcs_address if joins else ""  # or a Ray of its own, whose handler is kept out
     driver = deaths.start(folder, address, str(STEP_S))
-    until(lambda: deaths.num_saved(folder), (folder / "log").read_text)
+    until(lambda: deaths.num_saved(folder), (folder / "log").read_text, driver)
     os.kill(driver.pid, number)
     assert driver.wait(PATIENCE_S) == status, (folder / "log").read_text()[-3000:]
     log = (folder / "log").read_text()
