@@ -132,7 +132,7 @@ def _image(request: dict[str, Any], data: bytes) -> Iterator[bytes | memoryview]
     yield np.ascontiguousarray(rgb).data.cast("B")
 
 
-def _clips(request: dict[str, Any]) -> Iterator[bytes]:
+def _clips(request: dict[str, Any]) -> Iterator[bytes | memoryview]:
     video = probe(request["path"], request["max_pixels"], request["square_pixels"], request["damage"])
     try:
         yield from _clips_of(video, request)
@@ -141,9 +141,11 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
         if error.code == "broken_video" and _free_memory_bytes() < NUM_NEEDED_FRAMES * 2 * video.width * video.height:
             raise MemoryError from None
         raise
+    finally:
+        video.close()
 
 
-def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
+def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes | memoryview]:
     from pipeline.media.video.decode import read_frames
 
     given = dict(request["sampling"])
@@ -187,7 +189,7 @@ def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
             "part": parts.joined((video.part, parts.traces(len(damaged & {*clip.indices}), num_frames))),
         }
         yield messages.pack(header, rgb.nbytes)
-        yield rgb.tobytes()
+        yield rgb.data.cast("B")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@ process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 
@@ -23,6 +24,17 @@ KNOWN_STARTS = {
     4: (b"ftyp", b"moov", b"mdat", b"wide", b"free"),
     0: (b"\x1aE\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8"),
 }
+
+
+INDEXED = frozenset({"mov", "matroska"})
+
+
+class Opened(NamedTuple):
+    """An open container, and time and position in the file of the first packet of its stream."""
+
+    container: Any
+    first_tick: int
+    first_position: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,8 @@ class VideoStream:
     skipped_ticks: int
     restarts_cleanly: bool = False
     part: str = ""
+    opened: Opened | None = None
+    """The container that was read for this; opening takes as long as decoding several frames."""
 
     @property
     def times_s(self) -> list[float]:
@@ -70,6 +84,11 @@ class VideoStream:
     def skipped_s(self) -> float:
         """Seconds of the file before its first frame."""
         return float(self.skipped_ticks * self.tick_s)
+
+    def close(self) -> None:
+        """Close the container that was read for this, if it is open."""
+        if self.opened is not None:
+            self.opened.container.close()
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
         """Return the size of a stored frame in square pixels; the shorter side of other pixels grows. MediaError
@@ -97,6 +116,33 @@ def open_container(path: str) -> Any:
             reason = error.strerror or error or type(error).__name__
             raise MediaError("broken_video", f"the video's header cannot be read: {reason}") from None
         raise MediaError("not_a_video", "the bytes are no video of a known format") from None
+
+
+@contextlib.contextmanager
+def rewound(video: VideoStream) -> Iterator[Any]:
+    """Provide a container of the video at its first packet: that of `video.opened` if seeking finds this packet, so
+    that its position is not used elsewhere meanwhile, or a newly opened one."""
+    if (opened := video.opened) is not None and _rewind(opened, video.stream):
+        yield opened.container
+    else:
+        with open_container(video.path) as container:
+            yield container
+
+
+def has_index(formats: str) -> bool:
+    """Return whether files of these formats have an index, by which seeking is exact."""
+    return not INDEXED.isdisjoint(formats.split(","))
+
+
+def _rewind(opened: Opened, stream_index: int) -> bool:
+    container, stream = opened.container, opened.container.streams[stream_index]
+    try:
+        container.seek(opened.first_tick, stream=stream, backward=True)
+        packet = next(container.demux(stream))
+        container.seek(opened.first_tick, stream=stream, backward=True)
+    except av.error.FFmpegError:
+        return False
+    return (packet.pts, packet.pos) == (opened.first_tick, opened.first_position)
 
 
 def video_stream(container: Any) -> Any:

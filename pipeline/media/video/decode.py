@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.colour import UNSPECIFIED, rgb_of
-from pipeline.media.video.container import VideoStream, open_container
+from pipeline.media.video.container import VideoStream, open_container, rewound
 from pipeline.media.video.decord_frames import decord_frames, refuse_other_frames
 from pipeline.media.video.packets import FrameReader, shows_damage
 
@@ -42,7 +42,7 @@ def read_frames(
         refuse_other_frames(video, first, _matrix(first) == UPRIGHT)
         yield from decord_frames(video, indices, *fitting(first.width, first.height, max_side_px))
         return
-    with open_container(video.path) as container:
+    with rewound(video) as container:
         cursor = _Cursor(container, video)
         size: tuple[int, int] | None = None
         last: tuple[int, NDArray[np.uint8]] | None = None

@@ -19,7 +19,7 @@ import av
 from pipeline.media.pixels import MediaError
 from pipeline.media.video import parts
 from pipeline.media.video.completeness import promised_s, riff_damage
-from pipeline.media.video.container import VideoStream, open_container, video_stream
+from pipeline.media.video.container import Opened, VideoStream, has_index, open_container, video_stream
 from pipeline.media.video.packets import FrameReader, PacketReader, shows_damage
 
 MAX_ASPECT = 16
@@ -36,9 +36,10 @@ def probe(path: str, max_pixels: int, square_pixels: bool = True, damage: str = 
     Without `square_pixels`, the shape of pixels is ignored. With `damage`, the reason why an earlier call or its frames
     failed, all packets are decoded, and the video ends before the first damaged frame. MediaError `not_a_video`,
     `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a file that is damaged or cut
-    short.
+    short. The caller closes the video.
     """
-    with open_container(path) as container:
+    with contextlib.ExitStack() as stack:
+        container = stack.enter_context(open_container(path))
         stream = video_stream(container)
         context = stream.codec_context
         if context is None:
@@ -64,10 +65,16 @@ def probe(path: str, max_pixels: int, square_pixels: bool = True, damage: str = 
         video.size_of(video.width, video.height)
         listing = _listed(path, container, stream, bool(damage))
         frame_s = 1 / Fraction(stream.guessed_rate or stream.average_rate or Fraction(25))
-    if not listing.gives_times:
-        return _counted(video, listing, frame_s, damage)
-    video = _timed(video, listing, damage)
-    return _good_part(video, listing.bad_tick, damage) if damage else video
+        if not listing.gives_times:
+            return _counted(video, listing, frame_s, damage)
+        video = _timed(video, listing, damage)
+        if damage:
+            return _good_part(video, listing.bad_tick, damage)
+        first = listing.packets[0]
+        if first.is_key and first.tick is not None and first.position is not None and has_index(video.format):
+            video = replace(video, opened=Opened(container, first.tick, first.position))
+            stack.pop_all()
+    return video
 
 
 def _aspect(stream: Any) -> Fraction:
