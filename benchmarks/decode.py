@@ -124,7 +124,7 @@ def _compare_decoders(path: Path, gop: int) -> dict[str, float]:
 
 def decode_plainly(path: Path, gop: int) -> NDArray[np.uint8]:
     """Decode evenly spaced frames of a video of constant rate, with a key frame every `gop` frames, to RGB (num_frames,
-    height, width, 3): seek where a key frame lies between two frames, and decode up to the time of each."""
+    height, width, 3): seek if a key frame is between two frames, and decode up to the time of each."""
     frames: list[NDArray[np.uint8]] = []
     number = 0
     with av.open(str(path)) as container:

@@ -40,7 +40,7 @@ class VideoConfig(Section):
     sizes."""
     on_damage: Literal["error", "keep"] = "error"
     """Videos that are cut short or damaged: `error` rows, or `keep` to use the frames before the damage, if there are
-    any, at their own times; the row says so in the column `partial_video`."""
+    any, at their own times; the column `partial_video` of the row then describes them."""
     report_partial: bool = True
     """Whether the output has the column `partial_video`; outputs that were begun before this key have not."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None

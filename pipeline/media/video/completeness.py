@@ -74,14 +74,14 @@ def _lacks_segment(head: bytes, size: int) -> bool:
 
 
 def _lacks_tags(head: bytes, size: int) -> bool:
-    """Return whether an FLV file is smaller than its metadata says."""
+    """Return whether an FLV file is smaller than the size in its metadata."""
     at = head.find(FLV_SIZE) + len(FLV_SIZE)
     value = head[at : at + 8]
     return at >= len(FLV_SIZE) and len(value) == 8 and struct.unpack(">d", value)[0] > size
 
 
 def _asf_promise(head: bytes, size: int) -> float | None:
-    """Return the length of an ASF file that is smaller than its properties say, and no broadcast."""
+    """Return the length of an ASF file that is smaller than the size in its properties, and no broadcast."""
     at = head.find(ASF_PROPERTIES) + 40
     if at < 40 or len(head) < at + 52:
         return None

@@ -46,7 +46,7 @@ class VideoStream:
     `is_timed` is False if frames are found by their number, because the container has no valid times for them; `ticks`
     are then frame numbers at the stream's rate, if decoding gives no better times. `skipped_ticks` is the time of the
     pictures before the first frame, which cannot be decoded because the file starts inside a group of pictures. `part`
-    says which part of the file the frames are, and why; it is empty if they are all.
+    describes which part of the file the frames are, and why; it is empty if they are all.
     `aspect` is the ratio of width to height of one pixel. `restarts_cleanly` is whether the first packet is a key
     frame, all packets are shown, and frames after a key frame in the file never reference frames before it.
     """

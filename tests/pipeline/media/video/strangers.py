@@ -77,7 +77,7 @@ RATES: dict[str, Fraction] = {"24": Fraction(24), "ntsc": Fraction(30000, 1001),
 VARIABLE = (0, 1, 2, 5, 6, 7, 11, 12, 13, 14, 20, 21, 22, 23, 24, 29, 30, 31, 32, 33, 40, 41, 42, 43)
 """Times of the rate `variable` in frames at 24 per second."""
 ELEMENTARY = ("h264", "hevc")
-"""Containers in which decoders find the codec's settings nowhere but before key frames."""
+"""Containers in which decoders find the codec's settings only before key frames."""
 FIXED_RATE = ("avi", "h264", "hevc", "mpeg2video", "mpeg", "ivf")
 Change = Callable[[bytes], bytes]
 

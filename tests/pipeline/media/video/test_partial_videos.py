@@ -1,4 +1,4 @@
-"""Videos of which a part is used: what is kept of damaged ones, and what their rows say."""
+"""Videos of which a part is used: what is kept of damaged ones, and the text in their rows."""
 
 from __future__ import annotations
 
