@@ -86,7 +86,10 @@ def attempt(
                     with admitted.open("ab") as file:
                         file.write(b"." * batch.num_rows)
                     made: pa.Table = answered(
-                        batch, begun.publisher.attempt, lambda own: own.endswith("77"), plan.schema
+                        batch,
+                        begun.publisher.attempt,
+                        lambda own: own.endswith("77"),
+                        config.reports_partial,
                     )
                     reaper.pass_by("mid-generation")
                     writer.add([made], made.num_rows, made.nbytes)
