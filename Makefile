@@ -12,12 +12,13 @@
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
 # make chaos      fifty kills of a job's driver in every phase, a hundred runs with attempts that overlap, and fifty kills
 #                 under Ray of each kind of process (a quarter of an hour)
+# make fuzz       10,000 mutated files of all formats, each read between two valid ones (ten minutes)
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-all test-product test-real test-cluster check bench bench-engine bench-gpu bench-peers chaos
+.PHONY: help demo docs test test-all test-product test-real test-cluster check bench bench-engine bench-gpu bench-peers chaos fuzz
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -57,6 +58,9 @@ chaos: .venv/.installed
 	@$(PY) -m tests.chaos.kills
 	@$(PY) -m tests.chaos.overlaps
 	@$(PY) -m tests.chaos.deaths
+
+fuzz: .venv/.installed
+	@$(PY) -m tests.fuzz
 
 .venv-docs/.installed: pyproject.toml
 	@python3 -m venv .venv-docs

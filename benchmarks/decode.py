@@ -3,7 +3,8 @@
     python -m benchmarks.decode                      # all three parts; writes results/decode.json
     python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others are kept
 
-Throughput is rows per second of CPU time, parent and decoding process together. Memory is the resident size of the
+Throughput is rows per second of CPU time, parent and decoding process together; `plain` is a loop of PyAV over the same
+frames in one process, without checks, measured in turns with the decoders. Memory is the resident size of the
 decoding process after each video, over 2,000 videos of two seconds and ten of ten minutes (in clips of ten seconds),
 with and without restarts. Waits are measured on the real graph with an engine of fixed time per row.
 """
@@ -52,6 +53,7 @@ SIDE_PX = 336
 NUM_FRAMES = 8
 NEVER = 10**9
 FPS = 24
+VIDEOS_PER_TURN = 5
 NUM_IMAGES, NUM_VIDEOS, NUM_SHORT, NUM_LONG, LONG_S, NUM_WAITS = 400, 40, 2000, 10, 600, 80
 
 
@@ -92,12 +94,53 @@ def throughput(folder: Path) -> Results:
     for gop in (48, 240):
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
-        limits = DecodeLimits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
-        for decoder in ("pyav", "decord"):
-            worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES), limits)
-            spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
+        for decoder, spent_s in _compare_decoders(path, gop).items():
             cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(NUM_VIDEOS, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
+
+
+def _compare_decoders(path: Path, gop: int) -> dict[str, float]:
+    """Return the CPU seconds of decoding a video `NUM_VIDEOS` times, by decoder, and with `decode_plainly`; they take
+    turns, so that a change of the machine's speed concerns all."""
+    limits = DecodeLimits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+    runs: dict[str, tuple[Callable[[], Any], Callable[[], float]]] = {
+        "plain": (partial(decode_plainly, path, gop), time.process_time)
+    }
+    workers = [DecoderWorker(name, FrameSampling(num_frames=NUM_FRAMES), limits) for name in ("auto", "decord")]
+    for name, worker in zip(("auto", "decord"), workers, strict=True):
+        runs[name] = partial(worker.decode, str(path)), partial(_cpu_s, worker)
+        worker.decode(str(path))  # starts the process
+    spent_s = dict.fromkeys(runs, 0.0)
+    for _ in range(NUM_VIDEOS // VIDEOS_PER_TURN):
+        for name, (decode, clock) in runs.items():
+            start_s = clock()
+            for _ in range(VIDEOS_PER_TURN):
+                decode()
+            spent_s[name] += clock() - start_s
+    for worker in workers:
+        worker.close()
+    return spent_s
+
+
+def decode_plainly(path: Path, gop: int) -> NDArray[np.uint8]:
+    """Decode evenly spaced frames of a video of constant rate, with a key frame every `gop` frames, to RGB (num_frames,
+    height, width, 3): seek if a key frame is between two frames, and decode up to the time of each."""
+    frames: list[NDArray[np.uint8]] = []
+    number = 0
+    with av.open(str(path)) as container:
+        stream: Any = container.streams.video[0]
+        stream.thread_type = "NONE"
+        reader = container.decode(stream)
+        gap = round(1 / (stream.average_rate * stream.time_base))
+        height = round(SIDE_PX * stream.height / stream.width)
+        for wanted in np.linspace(0, stream.frames - 1, NUM_FRAMES).round().astype(int):
+            if wanted // gop != number // gop:
+                container.seek(int(wanted) * gap, stream=stream)
+                reader = container.decode(stream)
+            frame = next(frame for frame in reader if frame.pts >= wanted * gap)
+            frames.append(frame.to_ndarray(format="rgb24", width=SIDE_PX, height=height, interpolation="BILINEAR"))
+            number = wanted
+    return np.stack(frames)
 
 
 def _time_decoding(worker: DecoderWorker, path: Path, num_rows: int, clock: Callable[[], float]) -> float:

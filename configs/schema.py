@@ -394,6 +394,11 @@ class CaptionJobConfig(DatasetJobConfig):
         return self.source.may_have_videos or self.has_conversations
 
     @property
+    def reports_partial(self) -> bool:
+        """Whether the output has the column `partial_video`."""
+        return self.reads_videos and self.source.video.report_partial
+
+    @property
     def multiplies_rows(self) -> bool:
         """Whether one sample may become several rows: clips of its video, or several prompts."""
         return self.source.video.cuts or self.columns.prompts is not None

@@ -40,6 +40,11 @@ class VideoConfig(Section):
     square_pixels: bool = True
     """Whether videos with oblong pixels (DV, DVD, broadcasts) are resized as players show them; `false` keeps stored
     sizes."""
+    on_damage: Literal["error", "keep"] = "error"
+    """Videos that are cut short or damaged: `error` rows, or `keep` to use the frames before the damage, if there are
+    any, at their own times; the column `partial_video` of the row then describes them."""
+    report_partial: bool = True
+    """Whether the output has the column `partial_video`; outputs that were begun before this key have not."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
     `timestamps_s` is set."""
@@ -74,6 +79,10 @@ class VideoConfig(Section):
 
     @model_validator(mode="after")
     def _one_sampling(self) -> VideoConfig:
+        if self.on_damage == "keep" and self.decoder == "decord":
+            raise ValueError("on_damage 'keep' needs PyAV, which finds damage; leave decoder at auto")
+        if self.on_damage == "keep" and not self.report_partial:
+            raise ValueError("on_damage 'keep' needs report_partial, as rows of damaged videos must be known by it")
         given = [name for name in ("num_frames", "fps", "timestamps_s") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; frames are sampled in one way")
@@ -144,10 +153,12 @@ OLDER = {
     "content_marks": "text",
 }
 """Keys of `source` that older outputs do not have, with the values by which those outputs were read."""
-VIDEO_OLDER = {"square_pixels": False}
+VIDEO_OLDER = {"square_pixels": False, "report_partial": False}
 """The same for keys of `source.video`."""
 ONLY_ERROR_ROWS = ("text_only_rows",)
-"""Keys that decide only whether a row of a job is an error row, so that they may differ between attempts."""
+VIDEO_ONLY_ERROR_ROWS = ("on_damage",)
+"""Keys of `source` and `source.video` that decide only whether a row of a job is an error row, so that they may differ
+between attempts."""
 SHOTS = ("split", "shot_threshold", "min_shot_s", "max_shot_s", "max_shots")
 """Keys of `source.video` that outputs without shots do not have."""
 
@@ -218,7 +229,8 @@ class SourceConfig(Section):
     """Longest side of images and frames; larger ones are resized during decoding. `auto` is a bound above the size that
     the target's processor uses; `null` disables resizing."""
     convert_to_srgb: bool = True
-    """Convert the colours of images with an embedded profile to sRGB, as browsers do; `false` ignores profiles."""
+    """Convert the colours of images with an embedded profile or a named colour space to sRGB, as browsers do; `false`
+    ignores both."""
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
     """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
     may use a sixth of it."""
@@ -263,6 +275,8 @@ class SourceConfig(Section):
         for name, value in VIDEO_OLDER.items():
             if not reads_videos or video[name] == value:
                 del video[name]
+        if not reads_videos or self.video.on_damage == "error":
+            del video["on_damage"]
         return data
 
     def content(self, reads_images: bool, reads_videos: bool, has_conversations: bool = False) -> dict[str, Any]:
@@ -270,8 +284,8 @@ class SourceConfig(Section):
         data = self.comparable(reads_images, reads_videos, has_conversations)
         data = {name: value for name, value in data.items() if name not in (*CIRCUMSTANCES, *ONLY_ERROR_ROWS)}
         shots = SHOTS if self.video.split == "windows" else ()
-        for name in (*VIDEO_CIRCUMSTANCES, *shots):
-            del data["video"][name]
+        for name in (*VIDEO_CIRCUMSTANCES, *VIDEO_ONLY_ERROR_ROWS, *shots):
+            data["video"].pop(name, None)
         return data
 
     @property

@@ -53,6 +53,11 @@ def _decoders(results: Results) -> Iterator[Results]:
         if decoder:
             frames, gop = f"{throughput['num_frames']} frames to {throughput['side_px']} px", case.rpartition("_")[2]
             what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", f"`{decoder}`"
+            plain = throughput["cells"].get(f"{case}/plain")
+            if decoder == "plain":
+                by = "a plain loop of PyAV"
+            elif plain is not None:
+                by += f", {cell['rows_per_cpu_s'] / plain['rows_per_cpu_s']:.0%} of the plain loop"
         yield cell | {"what": what, "by": by}
 
 

@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None:
     """Raise ConfigError unless the job's output has all of these columns."""
-    known = result_schema(job.manifest.keep, job.config.sink.keep_tokens).names
+    known = result_schema(job.manifest.keep, job.config.sink.keep_tokens, partial=job.config.reports_partial).names
     for name in columns:
         if name not in known:
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ class ArrowFile:
                 raise ValueError("the file is cut short: its footer is missing")
         self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if is_local else None
         self.schema: pa.Schema = pa.ipc.open_stream(self._stream(self._messages())).schema
+        check_names(self.schema)
 
     def lengths(self) -> Iterator[tuple[int, int]]:
         """Yield rows and decompressed bytes of every record batch; none is decoded."""
@@ -157,6 +158,14 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
             if piece.stop is not None and position >= piece.stop:
                 return
     piece.check_end(position)
+
+
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Raise UnicodeDecodeError, a ValueError, for a field whose name, or that of a field in it, is not UTF-8."""
+    for field in fields:
+        kind = field.type
+        if field.name is not None and pa.types.is_nested(kind):
+            check_names(kind.field(index) for index in range(kind.num_fields))
 
 
 def check_batch(batch: pa.RecordBatch) -> None:

@@ -69,6 +69,9 @@ def _check(message: _Table, body: memoryview) -> tuple[int | None, int]:
     num_rows = batch.number(0, "<q")
     if num_rows < 0:
         raise ValueError(f"a batch has {num_rows} rows")
+    first_rows, _ = next(batch.structs(1, "<qq"), (num_rows, 0))
+    if kind == _RECORD_BATCH and first_rows != num_rows:
+        raise ValueError(f"a batch has {num_rows} rows, and its first column {first_rows}")
     num_bytes = len(body)
     if batch.has(3):
         num_bytes = sum(_decompressed(body, *buffer) for buffer in batch.structs(2, "<qq"))

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageCms
 
 from pipeline.media.samples import UndefinedRange, has_unused_alpha, is_inverted, scaled, white_value
+from pipeline.media.video.colour import tone_mapped
 
 STRIP_ROWS = 512
 """Rows of pixels per conversion step, so that converting needs no second copy of the whole image."""
@@ -24,9 +25,16 @@ _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGB", "CMYK": "CMYK"}
 _SUPPORTED = ("L", "LA", "RGB", "RGBA", "CMYK", "LAB")
 
 
-def to_rgb(image: Image.Image, profile: bytes | None, low_bytes: Image.Image | None = None) -> Image.Image:
+def to_rgb(
+    image: Image.Image,
+    profile: bytes | None,
+    low_bytes: Image.Image | None = None,
+    grey: bool = False,
+    hdr: int | None = None,
+) -> Image.Image:
     """Convert a loaded image to RGB with alpha composited on white, and from the space of `profile` to sRGB.
-    `low_bytes` are those of 16-bit samples. UndefinedRange for pixels without a defined range or colour."""
+    `low_bytes` are those of 16-bit samples; `grey` marks grey with alpha in the mode RGBA; pixels of BT.2020 with the
+    transfer function `hdr` are tone-mapped. UndefinedRange for pixels without a defined range or colour."""
     if image.mode in ("I", "F", "HSV") and not (image.mode == "I" and image.format in ("PNG", "PPM")):
         raise UndefinedRange(f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour")
     if profile is not None and len(profile) > MAX_PROFILE_BYTES:
@@ -34,11 +42,14 @@ def to_rgb(image: Image.Image, profile: bytes | None, low_bytes: Image.Image | N
     if low_bytes is not None or image.mode.startswith("I"):
         white, inverted = white_value(image), is_inverted(image)
         images = (image,) if low_bytes is None else (image, low_bytes)
-        return _by_strips(images, lambda *strips: _flat(scaled(strips, white, inverted), profile))
-    if image.mode == "RGB" and not image.has_transparency_data and not (profile and _transform(profile, "RGB")):
+        return _by_strips(images, lambda *strips: _flat(scaled(strips, white, inverted), profile, hdr))
+    if grey:
+        return _by_strips((image,), lambda strip: _flat(strip.convert("LA"), profile, hdr))
+    changes = hdr is not None or (profile and _transform(profile, "RGB"))
+    if image.mode == "RGB" and not image.has_transparency_data and not changes:
         return image
     is_opaque = has_unused_alpha(image)
-    return _by_strips((image,), lambda strip: _flat(_plain(strip, is_opaque), profile))
+    return _by_strips((image,), lambda strip: _flat(_plain(strip, is_opaque), profile, hdr))
 
 
 def _by_strips(images: tuple[Image.Image, ...], convert: Callable[..., Image.Image]) -> Image.Image:
@@ -53,9 +64,14 @@ def _by_strips(images: tuple[Image.Image, ...], convert: Callable[..., Image.Ima
     return converted
 
 
-def _flat(image: Image.Image, profile: bytes | None) -> Image.Image:
+def _flat(image: Image.Image, profile: bytes | None, hdr: int | None) -> Image.Image:
     """Convert an image of the modes `_SUPPORTED` to RGB in sRGB, alpha composited on white."""
     image = _to_srgb(image, profile)
+    if hdr is not None:
+        alpha = image.getchannel("A") if image.mode == "RGBA" else None
+        image = Image.fromarray(tone_mapped(np.asarray(image.convert("RGB")), hdr))
+        if alpha is not None:
+            image.putalpha(alpha)
     if image.mode == "RGB":
         return image
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -79,6 +95,9 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         rgb.putalpha(image.getchannel("A"))
         return rgb
     transform = _lab_transform() if image.mode == "LAB" else profile and _transform(profile, image.mode)
+    if transform and image.mode == "L":
+        levels = transform.apply(Image.frombytes("L", (256, 1), bytes(range(256))))
+        return Image.merge("RGB", [image.point(channel.tobytes()) for channel in levels.split()])
     if transform:
         return transform.apply(image)
     return image if image.mode == "RGBA" else image.convert("RGB")
@@ -100,14 +119,23 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 
 def _to_srgb_from(source: Any, mode: str) -> ImageCms.ImageCmsTransform:
+    """Return the perceptual transform from a profile to sRGB, without black-point compensation, as in browsers."""
     return ImageCms.buildTransform(
         source,
-        ImageCms.createProfile("sRGB"),
+        _srgb_profile(),
         mode,
         "RGBA" if mode == "RGBA" else "RGB",
         ImageCms.Intent.PERCEPTUAL,
-        ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        # The optimisation of grey interpolates between 33 values, which are too few for dark linear grey.
+        ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE,
     )
+
+
+@lru_cache(maxsize=1)
+def _srgb_profile() -> ImageCms.ImageCmsProfile:
+    """Return sRGB as a profile of version 2; lcms always compensates the black point for profiles of version 4."""
+    data = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return ImageCms.ImageCmsProfile(io.BytesIO(data[:8] + b"\x02\x40\0\0" + data[12:]))
 
 
 @lru_cache(maxsize=1)

@@ -103,7 +103,7 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
             outputs = []
             if sample_ids[index] not in present:
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
-                values = {"sample_id": sample_ids[index], "messages": "", "sampling": ""}
+                values = {"sample_id": sample_ids[index], "messages": "", "sampling": "", "partial_video": ""}
                 values |= {"error_type": error.code, "error_message": message}
                 outputs = [_Decoded(index, values)]
                 column.end_row()

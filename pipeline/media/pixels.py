@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageEr
 
 from pipeline.media import repairs, samples
 from pipeline.media.colour import to_rgb
+from pipeline.media.named_spaces import BT2020, PRIMARIES, named_space, profile_of
 from pipeline.media.profiles import embedded_profile
 
 # Pillow logs some damage as errors; the row's error contains the reason.
@@ -31,6 +32,11 @@ MAX_ASPECT = 200
 """Maximum ratio of the sides: processors that resize the shorter side would need gigabytes. Qwen has this limit too."""
 DRAFT_FACTOR = 2
 """A JPEG to downscale is decoded at 1/2, 1/4 or 1/8 of its size, but never below this multiple of the final size."""
+GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L")
+PNG_GREY_WITH_ALPHA = 4
+"""Colour type of PNGs that Pillow reads as RGBA if they have 16 bits."""
+XMP_KEYS = ("xmp", "XML:com.adobe.xmp")
+"""Keys of metadata in which Pillow finds an orientation that browsers ignore."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -90,12 +96,16 @@ def _decode(
             image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
         samples.scale_transparency(image)
         low_bytes = _open(data, max_pixels) if samples.needs_low_bytes(image) else None
+        for key in XMP_KEYS:
+            image.info.pop(key, None)
+        box = image.tile[0].extents if name == "GIF" and image.tile else None
         image.load()
         if low_bytes is not None:
             samples.load_low_bytes(low_bytes)
         is_drafted = image.size != stored and name in ("JPEG", "MPO")
-        profile = embedded_profile(image, data) if convert_to_srgb else None
-        upright = to_rgb(image, profile, low_bytes)
+        grey = name == "PNG" and data[25] == PNG_GREY_WITH_ALPHA
+        profile, hdr = _colours_of(image, data, grey) if convert_to_srgb else (None, None)
+        upright = to_rgb(image if box is None else _only(image, box), profile, low_bytes, grey, hdr)
         turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
         del image, low_bytes  # frees its pixels before further copies are made
         if turn in _TURNS:
@@ -115,6 +125,29 @@ def _decode(
     return np.asarray(upright)
 
 
+def _only(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+    """Return an image that is clear outside of `box`, the first frame of a GIF, where Pillow has any colour."""
+    if box == (0, 0, *image.size):
+        return image
+    canvas = Image.new("RGBA", image.size)
+    canvas.paste(image.crop(box).convert("RGBA"), box)
+    return canvas
+
+
+def _colours_of(
+    image: ImageFile.ImageFile, data: bytes | bytearray | memoryview, grey: bool
+) -> tuple[bytes | None, int | None]:
+    """Return the profile of an image, or that of its named colour space, and its transfer function if it is HDR."""
+    space = named_space(image, data)
+    if space is None:
+        return embedded_profile(image, data), None
+    if space.hdr is None:
+        return profile_of(space, grey or image.mode in GREY_MODES), None
+    if space.primaries != PRIMARIES[BT2020]:
+        raise samples.UndefinedRange("HDR in another colour space than BT.2020")
+    return None, space.hdr
+
+
 def fitting(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
     """Return width and height of an image after limiting its longer side to `max_side_px`."""
     longer = max(width, height)
@@ -128,7 +161,7 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> ImageFile.Im
     """Read the header and check the size against `max_pixels`, which replaces Pillow's own pixel limit."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
-        image = Image.open(io.BytesIO(data), formats=installed_formats())
+        image = Image.open(io.BytesIO(repairs.with_alpha(data)), formats=installed_formats())
         if samples.is_misread(image):
             TiffImagePlugin.READ_LIBTIFF = True
             image = Image.open(io.BytesIO(data), formats=["TIFF"])

@@ -20,7 +20,7 @@ MAX_TEXT_BYTES = 1 << 16
 """Maximum encoded size of a text chunk that a repair keeps, because it may contain the orientation."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _KEPT_CHUNKS = (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"iCCP", b"eXIf", b"zTXt", b"iTXt", b"tEXt")
-_KEPT_TEXTS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"Raw profile type APP1\0")
+_KEPT_TEXTS = (b"Raw profile type exif\0", b"Raw profile type APP1\0")
 _MIN_TRANSPARENCY = {0: 2, 2: 6}
 """Bytes of a transparent colour for the colour types grey and RGB."""
 _END_OF_IMAGE = b"\xff\xd9"
@@ -30,8 +30,19 @@ _FILLERS = [bytes((first, 0x17, first, 0x6B)) * 64 for first in (0x55, 0x92, 0xD
 that were lost by chance; some of these data begin with a code that has another meaning."""
 _NEXT_SEGMENT = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
+_ANIMATED, _HAS_ALPHA = 0x02, 0x10
+"""Flags of an extended WebP."""
 
 _JPEG_2000 = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n")
+
+
+def with_alpha(data: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+    """Return the data of an image, with the alpha flag set in an animated WebP: frames may leave parts of the canvas
+    clear, which Pillow makes black without that flag."""
+    if bytes(data[8:16]) == b"WEBPVP8X" and len(data) > 20 and data[20] & _ANIMATED and not data[20] & _HAS_ALPHA:
+        data = bytearray(data)
+        data[20] |= _HAS_ALPHA
+    return data
 
 
 def variants(data: bytes | bytearray | memoryview) -> Iterator[bytes]:

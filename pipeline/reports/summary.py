@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.media.video import parts
 from pipeline.output.files import partitions_of
 from pipeline.reports import loss, outcome
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
@@ -36,6 +37,7 @@ COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", 
 PLACES = ("clip_index", "prompt_index")
 """Columns with the position of a row among the rows of its sample; null if the sample has one row."""
 MESSAGE = "error_message"
+PARTIAL = "partial_video"
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
 MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 64, 300
@@ -75,6 +77,8 @@ class Summary:
     errors_by_type: dict[str, int] = field(default_factory=dict)
     error_examples: dict[str, str] = field(default_factory=dict)
     """The message of one row by error code."""
+    partial_videos: dict[str, int] = field(default_factory=dict)
+    """Rows with results that show a part of their videos, by reason; a row may have several."""
     by_method: dict[str, int] = field(default_factory=dict)
     """Rows by the method that decoded them; several if `method.auto` tried several."""
     num_generated_tokens: int = 0
@@ -157,7 +161,7 @@ class Summary:
         }
 
     def add_rows(self, table: pa.Table) -> None:
-        """Count the rows of a table with the columns `COLUMNS`, and `PLACES` and `MESSAGE` if the output has them."""
+        """Count the rows of a table with the columns `COLUMNS`, and those further ones that the output has."""
         is_result = pc.equal(table["error_type"], "")
         results = table.filter(is_result)
         attempt_rows = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
@@ -172,6 +176,9 @@ class Summary:
         add_counts(self.errors_by_type, counts(errors["error_type"]))
         if MESSAGE in table.column_names:
             self._keep_examples(dict(zip(*(errors[name].to_pylist() for name in ("error_type", MESSAGE)))))
+        if PARTIAL in table.column_names:
+            found = {kind: pc.sum(pc.match_substring(results[PARTIAL], f"{kind}: ")).as_py() for kind in parts.KINDS}
+            add_counts(self.partial_videos, {kind: number for kind, number in found.items() if number})
         add_counts(self.by_method, counts(results["method"]))
         if loss.LOSS in table.column_names:
             self.losses = self.losses.plus(loss.sum_of(table[loss.LOSS]))
@@ -187,7 +194,7 @@ class Summary:
         """Add the totals and times of another summary, which counts other rows."""
         for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("by_status", "errors_by_type", "by_method"):
+        for name in ("by_status", "errors_by_type", "partial_videos", "by_method"):
             add_counts(getattr(self, name), getattr(other, name))
         self._keep_examples(other.error_examples)
         self.acceptance_histogram = added(self.acceptance_histogram, other.acceptance_histogram)
@@ -233,6 +240,8 @@ class Summary:
             lines.insert(3, ("damaged files", text))
         if self.audit is not None:
             lines += loss.lines(self.audit, self.losses)
+        if self.partial_videos:
+            lines.insert(3, ("partial videos", listing(self.partial_videos)))
         if self.num_degraded:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
@@ -270,7 +279,7 @@ def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Ki
 
 def _counted(output: OutputDir, empty: Kind, names: Sequence[str]) -> Kind:
     part = deepcopy(empty)
-    for table in read_tables(output, names, (*COLUMNS, *PLACES, MESSAGE, loss.LOSS)):
+    for table in read_tables(output, names, (*COLUMNS, *PLACES, MESSAGE, PARTIAL, loss.LOSS)):
         part.add_rows(table)
     return part
 

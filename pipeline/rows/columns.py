@@ -69,6 +69,15 @@ AUDIT: Columns = [
     ),
 ]
 """Columns of jobs with the section `audit`."""
+PARTIAL: Columns = [
+    (
+        "partial_video",
+        TEXT,
+        "the part of its videos that the row shows, and why: `late_start: …` (the file begins inside a group of "
+        "pictures), `damaged: …`; empty if it is all; only of jobs that may read videos, with "
+        "`source.video.report_partial`",
+    ),
+]
 CAPTIONS: Columns = [
     ("sample_id", TEXT, "the value of `source.id_column`, or `path#index`"),
     *SOURCE,
@@ -77,6 +86,7 @@ CAPTIONS: Columns = [
     ("num_clips", INT32, "number of clips of the video; null for rows without video clips"),
     ("clip_start_s", NUMBER, "start of the clip in the video, in seconds; null for rows without video clips"),
     ("clip_end_s", NUMBER, "end of the clip in the video, in seconds; null for rows without video clips"),
+    *PARTIAL,
     ("prompt_index", INT32, "index of the prompt among the prompts of its sample; null if there is one prompt"),
     ("num_prompts", INT32, "number of prompts of the sample; null if there is one prompt"),
     *ATTEMPT,

@@ -155,7 +155,7 @@ PACKED_INPUTS = pa.struct(
 TELEMETRY = pa.struct(_typed(columns.TELEMETRY))
 ERROR = _typed(columns.ERROR)
 _RESULT = _typed(columns.CAPTIONS)
-IDENTITY, SPAN, PROMPT = _RESULT[:3], _RESULT[3:7], _RESULT[7:9]
+IDENTITY, SPAN, PROMPT = _RESULT[:3], _RESULT[3:8], _RESULT[8:10]
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
 _MEDIA = [("images", pa.list_(PIXELS)), ("videos", pa.list_(CLIP)), ("packed_inputs", PACKED_INPUTS)]
 _DECODED = [*IDENTITY, *SPAN, *PROMPT, *_MEDIA, ("messages", pa.string()), ("sampling", pa.string()), *ERROR]
@@ -192,11 +192,14 @@ def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     return schema_of(_DECODED, keep)
 
 
-def result_schema(keep: Iterable[pa.Field] = (), tokens: bool = False, audit: bool = False) -> pa.Schema:
+def result_schema(
+    keep: Iterable[pa.Field] = (), tokens: bool = False, audit: bool = False, partial: bool = False
+) -> pa.Schema:
     """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the columns of token ids,
-    and `audit` the columns `columns.AUDIT`."""
+    `audit` the columns `columns.AUDIT`, and `partial` the column `partial_video`."""
     left_out = set() if tokens else {"token_ids", "audit_token_ids"}
     left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
+    left_out |= set() if partial else {name for name, _, _ in columns.PARTIAL}
     return schema_of([column for column in _RESULT if column[0] not in left_out], keep)
 
 

@@ -88,7 +88,9 @@ class Plan(JobPlan):
     @property
     def schema(self) -> pa.Schema:
         config = self.config
-        return result_schema(self.manifest.keep, config.sink.keep_tokens, config.audit is not None)
+        return result_schema(
+            self.manifest.keep, config.sink.keep_tokens, config.audit is not None, config.reports_partial
+        )
 
     @property
     def decode_options(self) -> DecodeOptions:

@@ -173,7 +173,7 @@ def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -
         columns["videos"].append(row.get("videos", []))
         columns["packed_inputs"].append(None)
         for name, _ in (*SPAN, *PROMPT):
-            columns[name].append(row.get(name))
+            columns[name].append(row.get(name, "" if name == "partial_video" else None))
         columns["sampling"].append(row.get("sampling", ""))
         columns["messages"].append("" if error else json.dumps([{"role": "user", "content": content}]))
         columns["error_type"].append(error)

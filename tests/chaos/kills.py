@@ -85,7 +85,12 @@ def attempt(
                     batch = decoded.slice(first, BATCH_ROWS)
                     with admitted.open("ab") as file:
                         file.write(b"." * batch.num_rows)
-                    made: pa.Table = answered(batch, begun.publisher.attempt, lambda own: own.endswith("77"))
+                    made: pa.Table = answered(
+                        batch,
+                        begun.publisher.attempt,
+                        lambda own: own.endswith("77"),
+                        config.reports_partial,
+                    )
                     reaper.pass_by("mid-generation")
                     writer.add([made], made.num_rows, made.nbytes)
         end(plan, begun)

@@ -76,9 +76,9 @@ def plan_of(
     return checked(plan, reopened.gone, IN_PROCESS, probe_output=False)
 
 
-def answered(table: pa.Table, attempt: int, fails: Callable[[str], bool]) -> pa.Table:
+def answered(table: pa.Table, attempt: int, fails: Callable[[str], bool], partial: bool = False) -> pa.Table:
     """Result rows of decoded ones: the text names the row, and those that `fails` names are errors of the engine."""
-    schema = result_schema()
+    schema = result_schema(partial=partial)
     columns: list[Any] = []
     ids = table["sample_id"].to_pylist()
     codes = [code or ("engine_died" if fails(own) else "") for own, code in zip(ids, table["error_type"].to_pylist())]
@@ -110,7 +110,7 @@ def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda ow
     batches: list[pa.Table] = []
     for span in range(plan.datasource.num_spans):
         decoded = decode_table(plan.datasource.read(span), plan.decode_options, plan.present_ids)
-        table = answered(decoded, attempt, fails)
+        table = answered(decoded, attempt, fails, plan.config.reports_partial)
         batches += [table.slice(first, 4) for first in range(0, table.num_rows, 4)]
     return batches
 

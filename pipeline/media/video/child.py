@@ -25,7 +25,7 @@ import numpy as np
 
 from pipeline.media import pixels
 from pipeline.media.pixels import MediaError
-from pipeline.media.video import messages
+from pipeline.media.video import messages, parts
 from pipeline.media.video.sampling import FrameSampling, Shots, windows
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ GRACE_S = 5.0
 """Seconds after a file's time limit at which SIGALRM ends the process; normally the supervisor ends it earlier."""
 
 
-def probe(path: str, max_pixels: int, square_pixels: bool) -> VideoStream:
-    """Call `pipeline.media.video.container.probe`, imported lazily: an image-only process loads no video library."""
-    from pipeline.media.video import container
+def probe(path: str, max_pixels: int, square_pixels: bool, damage: str = "") -> VideoStream:
+    """Call `pipeline.media.video.probing.probe`, imported lazily: an image-only process loads no video library."""
+    from pipeline.media.video import probing
 
-    return container.probe(path, max_pixels, square_pixels)
+    return probing.probe(path, max_pixels, square_pixels, damage)
 
 
 def main() -> None:
@@ -132,8 +132,8 @@ def _image(request: dict[str, Any], data: bytes) -> Iterator[bytes | memoryview]
     yield np.ascontiguousarray(rgb).data.cast("B")
 
 
-def _clips(request: dict[str, Any]) -> Iterator[bytes]:
-    video = probe(request["path"], request["max_pixels"], request["square_pixels"])
+def _clips(request: dict[str, Any]) -> Iterator[bytes | memoryview]:
+    video = probe(request["path"], request["max_pixels"], request["square_pixels"], request["damage"])
     try:
         yield from _clips_of(video, request)
     except MediaError as error:
@@ -141,9 +141,11 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
         if error.code == "broken_video" and _free_memory_bytes() < NUM_NEEDED_FRAMES * 2 * video.width * video.height:
             raise MemoryError from None
         raise
+    finally:
+        video.close()
 
 
-def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
+def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes | memoryview]:
     from pipeline.media.video.decode import read_frames
 
     given = dict(request["sampling"])
@@ -157,7 +159,8 @@ def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
         edges = shot_edges(video, shots)
     clips = windows(times_s, video.end_s, sampling, edges)
     indices = [index for clip in clips for index in clip.indices]
-    frames = read_frames(video, indices, request["max_side_px"], request["decoder"])
+    damaged: set[int] = set()
+    frames = read_frames(video, indices, request["max_side_px"], request["decoder"], damaged)
     for number, clip in enumerate(clips):
         clip_frames = []
         for _ in clip.indices:
@@ -183,9 +186,10 @@ def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
             "num_frames": num_frames,
             "height": height,
             "width": width,
+            "part": parts.joined((video.part, parts.traces(len(damaged & {*clip.indices}), num_frames))),
         }
         yield messages.pack(header, rgb.nbytes)
-        yield rgb.tobytes()
+        yield rgb.data.cast("B")
 
 
 if __name__ == "__main__":

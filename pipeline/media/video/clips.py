@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from configs.source import DEFAULT_NUM_FRAMES, SourceConfig, VideoConfig
 from files.local import open_regular
 from pipeline.formats.uris import Fetcher, row_errors, scheme_of
+from pipeline.media.video import parts
 from pipeline.media.video.sampling import FrameSampling, Shots
 from pipeline.media.video.worker import DecodedClip, DecodeLimits, DecoderWorker
 from pipeline.rows import schemas
@@ -53,6 +54,7 @@ class MediaOptions:
                 max_side_px=source.max_side_px if isinstance(source.max_side_px, int) else None,
                 convert_to_srgb=source.convert_to_srgb,
                 square_pixels=video.square_pixels,
+                keeps_damaged=video.on_damage == "keep",
                 max_decoded_bytes=video.max_decoded_bytes,
                 timeout_s=video.timeout_s,
                 worker_max_videos=video.worker_max_videos,
@@ -78,6 +80,7 @@ class Span:
     num_clips: int | None = None
     clip_start_s: float | None = None
     clip_end_s: float | None = None
+    partial_video: str = ""
 
     def name(self, sample_id: str) -> str:
         """Return the id of this clip's row: `<id>@start-end`, in seconds."""
@@ -104,9 +107,12 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
                 raise
             raise RowError(error.code, f"video {number} of {len(cell)}: {error.message}") from None
     if len(decoded) == 1:
-        spans = [Span(clip.clip_index, clip.num_clips, clip.start_s, clip.end_s) for clip in decoded[0]]
+        spans = [Span(clip.clip_index, clip.num_clips, clip.start_s, clip.end_s, clip.part) for clip in decoded[0]]
         return [(span, [clip]) for span, clip in zip(spans, decoded[0])]
-    return [(NO_SPAN, [clip for clips in decoded for clip in clips])]
+    clips = [clip for video_clips in decoded for clip in video_clips]
+    named = ((f"video {number} of {len(clips)}", clip.part) for number, clip in enumerate(clips, start=1))
+    part = parts.joined(f"{name}: {text}" for name, text in named if text)
+    return [(Span(partial_video=part), clips)]
 
 
 @contextlib.contextmanager

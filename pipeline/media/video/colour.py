@@ -32,11 +32,17 @@ def rgb_of(frame: Any, width: int, height: int) -> NDArray[np.uint8]:
     if frame.color_trc not in (PQ, HLG):
         pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24", **options)
         return pixels
-    coded, tone_mapped = frame.to_ndarray(format="rgb48le", **options), np.empty((height, width, 3), np.uint8)
-    for row in range(0, height, STRIP_ROWS):
+    return tone_mapped(frame.to_ndarray(format="rgb48le", **options), frame.color_trc)
+
+
+def tone_mapped(coded: NDArray[Any], transfer: int) -> NDArray[np.uint8]:
+    """Map RGB of BT.2020 (height, width, 3) with `transfer`, of 8 or 16 bits, to sRGB."""
+    pixels = np.empty(coded.shape, np.uint8)
+    scale = 257 if coded.dtype == np.uint8 else 1
+    for row in range(0, len(coded), STRIP_ROWS):
         rows = slice(row, row + STRIP_ROWS)
-        tone_mapped[rows] = _tone_mapped(coded[rows], frame.color_trc)
-    return tone_mapped
+        pixels[rows] = _tone_mapped(coded[rows].astype(np.uint16) * np.uint16(scale), transfer)
+    return pixels
 
 
 def _tone_mapped(coded: NDArray[np.uint16], transfer: int) -> NDArray[np.uint8]:

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError
 from pipeline.media.video.colour import HD_HEIGHT, HLG, PQ, UNSPECIFIED
-from pipeline.media.video.container import VideoStream, open_container
+from pipeline.media.video.container import VideoStream, has_index, open_container
 
-SEEKABLE = {"mov", "matroska"}
-"""Formats with an index of key frames; decord seeks correctly only in these."""
 IDR = 5
 """The NAL unit type of an IDR picture of H.264."""
 CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
@@ -29,7 +27,7 @@ def refuse_other_frames(video: VideoStream, first: Any, is_displayed_as_stored: 
     its first frame."""
     formats = video.format.split(",")
     reason = ""
-    if not SEEKABLE & set(formats) or video.codec not in CODECS:
+    if not has_index(video.format) or video.codec not in CODECS:
         reason = f"does not find frames reliably in {video.codec} in {formats[0]}"
     elif not (video.restarts_cleanly and _keys_are_idr(video)):
         reason = "gives wrong frames for this video, whose frames depend on frames before their key frame"

@@ -14,8 +14,15 @@ DISCONTINUOUS = frozenset({"mpegts", "mpeg", "flv", "ogg"})
 """Formats whose times may restart in the middle, because files of them are joined or recorded from streams."""
 UNORDERED = frozenset({"avi", "asf"})
 """Formats that store one time per packet; presentation times of packets in order are guesses, and off at gaps."""
+SILENT = frozenset({"mpeg1video", "mpeg2video"})
+"""Codecs whose decoders mark concealed damage in some cases only; they can raise an error in its place."""
 JUMP_S, SLACK_S = 10, Fraction(1, 10)
 """Times restart where they jump by more than `JUMP_S` seconds or back by more than `SLACK_S`, as FFmpeg has it."""
+
+
+def shows_damage(formats: str) -> bool:
+    """Return whether damaged pictures are shown: players show a broadcast that lost some of its packets."""
+    return "mpegts" in formats.split(",")
 
 
 class PacketReader:
@@ -51,24 +58,60 @@ class PacketReader:
             yield packet
 
 
-def decoded_frames(container: Any, stream: Any, damage: list[int] | None = None) -> Iterator[Any]:
-    """Yield frames in presentation order from the container's position; damaged packets are skipped, and the number of
-    frames before each is added to `damage`."""
-    if not stream.codec_context.is_open:
-        stream.thread_type = "NONE"
-    num_frames = 0
-    try:
-        for packet in PacketReader(container, stream):
-            try:
-                frames = packet.decode()
-            except av.error.InvalidDataError:
-                if damage is not None:
-                    damage.append(num_frames)
-                continue
-            num_frames += len(frames)
-            yield from frames
-    except av.error.DecoderNotFoundError:
-        raise MediaError("unsupported_video", f"there is no decoder for {stream.codec_context.name}") from None
-    except av.error.FFmpegError as error:
-        lines = (error.strerror or str(error)).strip().splitlines() or [type(error).__name__]
-        raise MediaError("broken_video", f"the video cannot be decoded: {lines[0][:200]}") from None
+class FrameReader:
+    """Iterates over a stream's frames in presentation order from the container's position; packets that cannot be
+    decoded are skipped.
+
+    `is_damaged` is whether the last frame is concealed damage, or may reference a picture that is damaged or was lost
+    in the packets that were read: up to the next key frame after the damage. `number` is that of its packet, None if
+    unknown, and `lost` are the numbers of skipped packets. `first_key` is time and position in the file of the first
+    key packet.
+    """
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        if not stream.codec_context.is_open:
+            stream.thread_type = "NONE"
+            if stream.codec_context.name in SILENT and not shows_damage(container.format.name):
+                stream.codec_context.options = {"err_detect": "explode"}
+        self._packets, self._codec = PacketReader(container, stream), stream.codec_context.name
+        self._numbers: dict[int, int] = {}
+        self._damaged_at: int | None = None
+        self.is_damaged = False
+        self.number: int | None = None
+        self.lost: list[int] = []
+        self.first_key: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for number, packet in enumerate(self._packets):
+                if packet.pts is not None:
+                    if self.first_key is None and packet.is_keyframe and packet.pos is not None:
+                        self.first_key = packet.pts, packet.pos
+                    self._numbers[packet.pts] = number
+                try:
+                    frames = packet.decode()
+                except av.error.InvalidDataError:
+                    self.lost.append(number)
+                    self._damage(number)
+                    continue
+                for frame in frames:
+                    self._judge(frame)
+                    yield frame
+        except av.error.DecoderNotFoundError:
+            raise MediaError("unsupported_video", f"there is no decoder for {self._codec}") from None
+        except av.error.FFmpegError as error:
+            lines = (error.strerror or str(error)).strip().splitlines() or [type(error).__name__]
+            raise MediaError("broken_video", f"the video cannot be decoded: {lines[0][:200]}") from None
+
+    def _damage(self, number: int) -> None:
+        self._damaged_at = number if self._damaged_at is None else min(number, self._damaged_at)
+
+    def _judge(self, frame: Any) -> None:
+        """Set `is_damaged` for a frame; the number of its packet orders it and damage in the file."""
+        self.number = number = self._numbers.pop(frame.pts, None)
+        at = self._damaged_at
+        if frame.key_frame and not frame.is_corrupt and at is not None and (number is None or at < number):
+            self._damaged_at = at = None
+        if frame.is_corrupt:
+            self._damage(0 if number is None else number)
+        self.is_damaged = self._damaged_at is not None and (number is None or number >= self._damaged_at)

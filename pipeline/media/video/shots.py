@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError
 from pipeline.media.video.container import VideoStream, open_container
-from pipeline.media.video.packets import decoded_frames
+from pipeline.media.video.packets import FrameReader
 from pipeline.media.video.sampling import SLACK_S, Shots
 
 WIDTH, HEIGHT = 64, 36
@@ -81,7 +81,7 @@ def _small_frames(video: VideoStream) -> Iterator[tuple[int, Any]]:
     """Yield the index and a small RGB frame of each frame of the video that can be decoded."""
     indices = {tick: index for index, tick in enumerate(video.ticks)} if video.is_timed else None
     with open_container(video.path) as container:
-        for number, frame in enumerate(decoded_frames(container, container.streams[video.stream])):
+        for number, frame in enumerate(FrameReader(container, container.streams[video.stream])):
             index = number if indices is None else indices.get(frame.pts, -1)
             if 0 <= index < len(video.ticks):
                 yield index, frame.reformat(WIDTH, HEIGHT, "rgb24", interpolation="AREA")

@@ -50,6 +50,7 @@ class DecodeLimits:
     max_side_px: int | None = None
     convert_to_srgb: bool = True
     square_pixels: bool = True
+    keeps_damaged: bool = False
     max_decoded_bytes: int = 1 << 30
     timeout_s: float = 60.0
     worker_max_videos: int = 200
@@ -70,6 +71,8 @@ class DecodedClip:
     height: int
     width: int
     rgb: bytes | bytearray
+    part: str = ""
+    """Which part of the video is used, and why (`parts`); empty if it is decoded to its end."""
 
 
 Take = Callable[[int], memoryview]
@@ -84,7 +87,7 @@ class DecoderWorker:
     def __init__(
         self, decoder: str, sampling: FrameSampling, limits: DecodeLimits, command: Sequence[str] | None = None
     ) -> None:
-        self._request = {"decoder": decoder, "sampling": asdict(sampling), **asdict(limits)}
+        self._request = {"decoder": decoder, "sampling": asdict(sampling), "damage": "", **asdict(limits)}
         self._limits = limits
         self._command = list(command or (sys.executable, "-m", MODULE))
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,9 +99,24 @@ class DecoderWorker:
         """Resident bytes of the process after the last file; 0 if it has exited or the system does not report them."""
 
     def decode(self, path: str) -> list[DecodedClip]:
+        """Decode a video to its clips. With `keeps_damaged`, a damaged one is decoded again up to its damage, within
+        the same time limit."""
+        deadline = time.monotonic() + self._limits.timeout_s
+        try:
+            return self._decode(path, deadline)
+        except RowError as error:
+            if error.code != "broken_video" or not self._limits.keeps_damaged:
+                raise
+            damage = error
+        try:
+            return self._decode(path, deadline, damage.message)
+        except RowError:
+            raise damage from None
+
+    def _decode(self, path: str, deadline: float, damage: str = "") -> list[DecodedClip]:
         process = self._running(takes_videos=True)
         self._num_videos += 1
-        replies = self._ask(process, "video", self._request | {"path": path})
+        replies = self._ask(process, "video", self._request | {"path": path, "damage": damage}, deadline)
         return [DecodedClip(rgb=rgb, **header) for header, rgb in replies]
 
     def decode_image(
@@ -109,7 +127,8 @@ class DecoderWorker:
         process = self._running(takes_videos=False)
         self._num_images += 1
         request = self._request | {"kind": "image", "max_decoded_bytes": max_decoded_bytes, "row_limit": row_limit}
-        [(header, _)] = self._ask(process, "image", request, data, take)
+        deadline = time.monotonic() + self._limits.timeout_s
+        [(header, _)] = self._ask(process, "image", request, deadline, data, take)
         return header["height"], header["width"]
 
     def _ask(
@@ -117,11 +136,11 @@ class DecoderWorker:
         process: subprocess.Popen[bytes],
         what: str,
         request: dict[str, Any],
+        deadline: float,
         data: bytes | pa.Buffer = b"",
         take: Take = lambda count: memoryview(bytearray(count)),
     ) -> list[tuple[dict[str, Any], Any]]:
         """Send one file; returns (header, payload) of each reply, with the payload in memory from `take`."""
-        deadline = time.monotonic() + self._limits.timeout_s
         payload = memoryview(data)
         replies = []
 

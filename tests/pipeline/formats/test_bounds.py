@@ -318,3 +318,23 @@ def test_the_files_of_a_span_share_its_memory_and_give_the_same_rows_each_time(
     limit = 200 * sum(sizes)
     assert limit // 41_000 - 1 <= num_large <= limit // 40_000 < 12 * 10
     assert list(codes.values())[:11] == [""] * 10 + ["broken_shard"], "a file has a limit of its own"
+
+
+@pytest.mark.parametrize("use", ["kept", "none"])
+def test_an_arrow_batch_whose_rows_contradict_its_columns_is_one_error_row(tmp_path, use) -> None:
+    batches = pa.table({"q": ["a"] * 5, "n": range(5)}), pa.table({"q": ["b"] * 77, "n": range(77)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_table(batch)
+    data = sink.getvalue().to_pybytes()
+    rows, wanted = (77).to_bytes(8, "little"), (300_000).to_bytes(8, "little")
+    positions = [at for at in range(0, len(data) - 8, 4) if data[at : at + 8] == rows]
+    refused = 0
+    for at in positions:
+        source = source_of(tmp_path, data[:at] + wanted + data[at + 8 :], "x.arrow")
+        codes = codes_of(read_all(source, keep=("q", "n") if use == "kept" else ()))
+        assert codes[:5] == [""] * 5
+        assert len(codes) <= 5 + 77
+        refused += codes[5:] == ["broken_shard"]
+    assert refused >= 2

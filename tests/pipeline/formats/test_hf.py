@@ -141,3 +141,15 @@ def test_a_batch_with_invalid_offsets_is_refused() -> None:
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"hello")])
     with pytest.raises(pa.ArrowInvalid):
         arrow.check_batch(pa.record_batch({"q": broken}))
+
+
+@pytest.mark.parametrize("name", [b"column", b"inside", b"values"])
+@pytest.mark.parametrize("keep", [(), ("outer",)])
+def test_an_arrow_file_whose_names_are_not_utf_8_is_one_error_row(tmp_path, name, keep) -> None:
+    outer = pa.array([{"inside": [{"values": 1}]}] * 2)
+    data = ipc_bytes(pa.table({"column": ["a", "b"], "outer": outer}), stream=True)
+    assert name in data
+    (tmp_path / "a.arrow").write_bytes(data.replace(name, b"\xed\xff" + name[2:]))
+    (tmp_path / "b.arrow").write_bytes(data)
+    table = read_all(hf_source(tmp_path, None), "x", keep)
+    assert outcomes(table) == {"a.arrow#0": "broken_shard", "b.arrow#0": "", "b.arrow#1": ""}

@@ -72,7 +72,8 @@ def publish(
     """Publish results of the wanted rows that are not done, in the order of the source or in a shuffled one."""
     names = set(wanted)
     plan, begun = start(plan_of(config, shard=shard, **options))
-    table = pa.concat_tables([result_schema().empty_table(), *make_rows(plan, begun.publisher.attempt)])
+    schema = result_schema(partial=config.reports_partial)
+    table = pa.concat_tables([schema.empty_table(), *make_rows(plan, begun.publisher.attempt)])
     order = [index for index, own in enumerate(table["sample_id"].to_pylist()) if own in names]
     if seed is not None:
         random.Random(seed).shuffle(order)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError
 from pipeline.media.video.colour import HLG, PQ, UNSPECIFIED
-from pipeline.media.video.container import probe
 from pipeline.media.video.decode import _matrix, read_frames
+from pipeline.media.video.probing import probe
 
 PATCHES = np.array(
     [[200, 40, 40], [40, 180, 50], [50, 60, 190], [200, 200, 200], [120, 120, 120], [20, 20, 20], [220, 200, 60]], float

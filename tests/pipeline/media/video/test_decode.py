@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.media.pixels import MediaError, fitting
-from pipeline.media.video.container import VideoStream, probe
+from pipeline.media.video.container import VideoStream
 from pipeline.media.video.decode import read_frames
 from pipeline.media.video.decord_frames import nal_kinds
+from pipeline.media.video.probing import probe
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from configs.load import ConfigError
 from pipeline.media.pixels import MediaError
-from pipeline.media.video.container import probe
 from pipeline.media.video.decode import read_frames
+from pipeline.media.video.probing import probe
 from pipeline.run.resume import refuse_other_content
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import job

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from configs.source import VideoConfig as VideoConfig
 from pipeline.media.pixels import MediaError
-from pipeline.media.video import container, shots
+from pipeline.media.video import probing, shots
 from pipeline.media.video.sampling import FrameSampling, Shots, windows
 from pipeline.media.video.worker import DecodeLimits, DecoderWorker
 from pipeline.rows.schemas import RowError
@@ -55,7 +55,7 @@ def film(path: Path, frames: Sequence[Picture], ticks: Sequence[int] | None = No
 
 
 def edges(path: Path, **options: Any) -> list[float]:
-    return shots.shot_edges(container.probe(str(path), 10**8), Shots(**options))
+    return shots.shot_edges(probing.probe(str(path), 10**8), Shots(**options))
 
 
 @pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
@@ -112,7 +112,7 @@ def test_cuts_between_colours_of_equal_brightness_are_found(tmp_path) -> None:
 def test_shots_cover_the_film_once_within_their_lengths(tmp_path, lengths, max_s) -> None:
     frames = [frame for seed, count in enumerate(lengths) for frame in moving(seed, count)]
     path = film(tmp_path / "a.mp4", frames)
-    video = container.probe(str(path), 10**8)
+    video = probing.probe(str(path), 10**8)
     edges_s = shots.shot_edges(video, Shots(max_s=max_s))
     assert set((np.cumsum([0, *lengths])[:-1] / FPS).round(6).tolist()) <= set(edges_s)
     clips = windows(video.times_s, video.end_s, FrameSampling(num_frames=1000), edges_s)
@@ -156,8 +156,11 @@ def test_hostile_films_are_row_errors(tmp_path) -> None:
     middle = data.index(b"mdat") + 4 + (data.index(b"moov") - data.index(b"mdat")) * 3 // 4
     tail[middle : middle + 300] = bytes(300)
     (tmp_path / "tail.mp4").write_bytes(tail)
-    clips = decode(tmp_path / "tail.mp4")  # packets are damaged; the frames that are needed can be decoded
-    assert (clips[0].start_s, clips[-1].end_s) == (0.0, 3.5)
+    with pytest.raises(RowError, match=r"the frame at 3\.4 s is damaged"):
+        decode(tmp_path / "tail.mp4")
+    clips = decode(tmp_path / "tail.mp4", replace(DecodeLimits(), keeps_damaged=True))
+    assert clips[0].start_s == 0.0
+    assert 1.5 < clips[-1].end_s < 3.5
     with pytest.raises(RowError, match=r"max_shots \(1\)"):
         decode(tmp_path / "a.mp4", max_count=1)
     with pytest.raises(RowError) as error:
