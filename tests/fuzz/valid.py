@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import struct
 import zlib
@@ -140,12 +141,24 @@ def files() -> tuple[Valid, ...]:
     base64 = [f"data:image/png;base64,{b64encode(data).decode()}" for data in many]
     encoded_images = inputs.jsonl_bytes({"image": [*base64, base64[:2]], "ask": [*asked, "two"]})
     text = "\n".join(asked).encode()
+    names = ["pictures/red.png", "pictures/blue.png"] * 3
+    talks = [
+        {"id": i, "image": name, "conversations": [{"from": "human", "value": f"<image>\n{ask}"}]}
+        for i, (name, ask) in enumerate(zip(names, asked, strict=True))
+    ]
+    array = json.dumps(talks, indent=1).encode()
+    images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
+    captions = [{"id": i, "image_id": i, "caption": ask} for i, ask in enumerate(asked)]
+    coco = json.dumps({"info": {}, "images": images, "annotations": captions}).encode()
     found += [
         Valid("jsonl", "jsonl", "jsonl", jsonl, image, beside),
         Valid("jsonl-data-uris", "jsonl", "jsonl", encoded_images, image),
         Valid("jsonl-chats", "jsonl", "jsonl", chats, {**image, "messages": "messages"}, beside),
         Valid("jsonl.gz", "jsonl", "jsonl.gz", gzip.compress(jsonl), image, beside, gzip.decompress, gzip.compress),
         Valid("jsonl.zst", "jsonl", "jsonl.zst", inputs.zstd(jsonl), image, beside, lambda data: jsonl, inputs.zstd),
+        Valid("json", "json", "json", array, {**image, "messages": "conversations"}, beside),
+        Valid("json.gz", "json", "json.gz", gzip.compress(array), image, beside, gzip.decompress, gzip.compress),
+        Valid("coco", "coco", "json", coco, {}, beside),
         Valid("csv", "csv", "csv", csv, image, beside),
         Valid("csv.gz", "csv", "csv.gz", gzip.compress(csv), image, beside, gzip.decompress, gzip.compress),
         Valid("csv-utf-16", "csv", "csv", b"\xff\xfe" + csv.decode().encode("utf-16-le"), image, beside),
