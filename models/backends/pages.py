@@ -15,7 +15,7 @@ from torch import Tensor
 from models.backends.cache import RaggedCache
 
 PAGE_POSITIONS = 64
-"""Positions of a page: the largest block of positions that the tree kernel reads, which then lies in one page."""
+"""Positions of a page: the largest block of positions that the tree kernel reads, which is then in one page."""
 
 
 def num_pages_of(num_positions: int) -> int:

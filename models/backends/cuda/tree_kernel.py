@@ -91,7 +91,7 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(start, committed, BLOCK_C):
         column = first + tl.arange(0, BLOCK_C)
         is_there = column < committed
-        # A block of BLOCK_C positions from a multiple of BLOCK_C on lies in one page.
+        # A block of BLOCK_C positions from a multiple of BLOCK_C on is in one page.
         base = _start_of(blocks, row, first, num_blocks, key_head, KEY_HEADS, block_size, HEAD_SIZE)
         offset = base + (column - first)[:, None] * HEAD_SIZE + channel[None, :]
         is_read = is_there[:, None] & is_channel[None, :]
