@@ -26,6 +26,7 @@ from decoding.step import StepOutput, StepResult, run_step
 from decoding.types import Sampling
 from models.backends.host_copy import pack
 from models.backends.layers import first_lines
+from models.backends.recorder import whole_step
 from models.kv.lanes import LaneModel, SlotBatch
 
 logger = logging.getLogger(__name__)
@@ -107,9 +108,11 @@ class StepRunner:
         run = self._step(slots, rows, depth)
         if len(self._recordings) == MAX_RECORDINGS:
             return run()
-        if self._counts[key] <= NUM_LAUNCHED:
-            launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
-            return replace(launched, is_warm_up=True)
+        if self._counts[key] < NUM_LAUNCHED:
+            return replace(run(), is_warm_up=True)
+        if self._counts[key] == NUM_LAUNCHED:
+            with whole_step():
+                return replace(self.recorder.run_beside(run), is_warm_up=True)
         if (recording := self._record(slots, rows, depth)) is None:
             return run()
         self._recordings[key] = recording
@@ -128,7 +131,8 @@ class StepRunner:
                 key = self._key_of(slots, size, rows, depth)
                 if self.recorder is None or key is None or len(self._recordings) >= MAX_RECORDINGS:
                     continue
-                self.recorder.run_beside(self._step(slots, rows, depth))
+                with whole_step():
+                    self.recorder.run_beside(self._step(slots, rows, depth))
                 if (recording := self._record(slots, rows, depth)) is not None:
                     self._recordings[key] = recording
 
@@ -176,7 +180,8 @@ class StepRunner:
             return output, pack(output)
 
         try:
-            (output, packed), replay = self.recorder.record(step)
+            with whole_step():
+                (output, packed), replay = self.recorder.record(step)
         except Exception as error:  # failed captures have no common type, and change nothing on the device
             logger.warning(
                 "steps are launched kernel by kernel, which is slower: this method cannot be recorded: %s",

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 Out = TypeVar("Out")
+_in_whole_step: ContextVar[bool] = ContextVar("in_whole_step", default=False)
+
+
+@contextmanager
+def whole_step() -> Iterator[None]:
+    """Within the `with` block, forwards belong to a step that is captured whole: decoders capture none of their own, so
+    that a run before the capture launches, and compiles, the kernels of the capture."""
+    token = _in_whole_step.set(True)
+    try:
+        yield
+    finally:
+        _in_whole_step.reset(token)
+
+
+def is_in_whole_step() -> bool:
+    """Return whether the calling thread is within a `whole_step` block."""
+    return _in_whole_step.get()
 
 
 class KernelRecorder(Protocol):

@@ -21,7 +21,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
-from models.backends.recorder import KernelRecorder, Out
+from models.backends.recorder import KernelRecorder, Out, is_in_whole_step
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ class CapturedDecoder(DecoderRunner):
         is_step = not (step.num_leading_rows is None or step.is_prefill) and step.cache.is_made
         if step.is_prefill and step.probe is None and step.cache.is_made and num_rows * num_nodes >= MIN_FUSED_TOKENS:
             return self._run_compiled(embeds, positions, step, extra, wanted)
-        if is_step and not self._has_failed and self._recorder.is_recording:
-            # The recording of a whole step, which has rows of a fixed size, has the kernels of its forwards.
+        if is_step and not self._has_failed and is_in_whole_step():
+            # Its rows have a fixed number already.
             return self._run_compiled(embeds, positions, step, extra, wanted)
         if not is_step or size is None or self._has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)

@@ -205,7 +205,8 @@ def test_a_recording_contains_the_forwards_of_captured_decoders(
         method = Method(ModelDrafter(drafter, [Full()], toys.VOCAB_SIZE), StaticTree(branching_paths([2, 2])), Exact())
         engine = Engine(target, method, 3, 160)
         done = checks.run(engine, checks.requests("llava", 8, longest=32))
-        assert all(run.num_recordings > 0 for run in runs)
+        # A step that is recorded whole needs no recordings of its forwards.
+        assert [run.num_recordings > 0 for run in runs] == [most == 0] * 2
         assert (engine._runner.num_recordings > 0) == (most > 0)
         results.append({key: completion.token_ids for key, completion in done.items()})
     assert results[0] == results[1]
