@@ -148,7 +148,7 @@ class Engine:
         self._admission.prefetch()
         if self._runner.records_ahead and self._queue.num_waiting:
             first = islice(self._queue.waiting(), len(self._slots.free))
-            self._runner.record_ahead([request.sampling for request in first])
+            self._runner.record_ahead(self.method, [request.sampling for request in first])
         finished = self._admit()
         ended, launched = self._launch()
         finished += ended + self._process_in_flight()
@@ -307,7 +307,7 @@ class Engine:
                 choice = self.method.controller.choose(len(ids), 0, 0, 0)
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
-        result = self._runner.run(slots, self._slots.sampling(slots), choice.levels)
+        result = self._runner.run(self.method, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
         copy = self._lanes.backend.copy_to_host(result.output, result.packed)  # the step's only copy

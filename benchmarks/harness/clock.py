@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from decoding.contracts import Method
 from decoding.scheduling.replay import StepRunner
 from models.backends.recorder import KernelRecorder, Out
 from models.kv.lanes import LaneModel, SlotBatch
@@ -160,9 +161,9 @@ class DeviceClock:
     def _watch_slots(self, runner: StepRunner) -> None:
         run = runner.run
 
-        def noted(slots: SlotBatch, *given: Any) -> Any:
+        def noted(method: Method, slots: SlotBatch, *given: Any) -> Any:
             self._slots = slots
-            return run(slots, *given)
+            return run(method, slots, *given)
 
         runner.run = noted  # type: ignore[method-assign,assignment]
 

@@ -69,13 +69,24 @@ class Filled:
         return getattr(self._model, name)
 
     def lanes(
-        self, num_slots: int, num_lanes: int, capacity: int, feature_layers: Sequence[int] = (LAST,)
+        self,
+        num_slots: int,
+        num_lanes: int,
+        capacity: int,
+        feature_layers: Sequence[int] = (LAST,),
+        num_pages: int | None = None,
     ) -> LaneModel:
-        """Return the shared lanes; raise ValueError if their cache is too small or lacks a feature layer."""
+        """Return the shared lanes, which have no pages; raise ValueError if their cache is too small or lacks a feature
+        layer."""
         cache = self._lanes.cache
         if set(feature_layers) - {LAST}:
             raise ValueError(f"the shared cache has the last state only, not the feature layers {feature_layers}")
-        if num_lanes != 1 or num_slots > cache.num_rows or capacity + self._num_columns > cache.capacity:
+        if (
+            num_pages is not None
+            or num_lanes != 1
+            or num_slots > cache.num_rows
+            or capacity + self._num_columns > cache.capacity
+        ):
             raise ValueError(f"{num_slots} slots of {capacity} columns do not fit into the shared cache")
         return self._lanes
 

@@ -151,7 +151,7 @@ class VisualMemory:
 
     def _widest(self, slots: SlotBatch) -> int:
         """Return the largest number of visual tokens of a slot."""
-        return max((self._counts[slot] for slot in slots.ids), default=0)
+        return max([self._counts[slot] for slot in slots.ids] or [0])
 
     def has_visual(self, slots: SlotBatch) -> Tensor:
         """Return a mask (b,) of the samples with visual tokens."""

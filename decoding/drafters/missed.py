@@ -72,7 +72,7 @@ class MissedTokens:
         return taken
 
     def _most(self, slots: SlotBatch) -> int:
-        return max((self.most[slot] for slot in slots.ids), default=0)
+        return max([self.most[slot] for slot in slots.ids] or [0])
 
     def _set_empty(self, slots: SlotBatch) -> None:
         self.count.index_fill_(0, slots.index, 0)

@@ -109,7 +109,7 @@ class ModelDrafter(Drafter):
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """See `Drafter.replay_key`; steps that catch up on missed tokens have none."""
-        most = max((self._most_pending[slot] for slot in slots.ids), default=CATCH_UP)
+        most = max([self._most_pending[slot] for slot in slots.ids] or [CATCH_UP])
         # A step that runs again counts its token twice.
         limit = CATCH_UP if num_levels else self._pending.shape[1] - 2
         if most > limit or self._skipped.intersection(slots.ids):
@@ -129,7 +129,7 @@ class ModelDrafter(Drafter):
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
         """Run the pending tokens and commit them; return the hidden states (b, R, 1, D) of the root."""
-        widths = catch_up_widths(max((self._most_pending[slot] for slot in slots.ids), default=CATCH_UP))
+        widths = catch_up_widths(max([self._most_pending[slot] for slot in slots.ids] or [CATCH_UP]))
         count = slots.of(self._num_pending)
         b = count.shape[0]
         self._nodes.clear()

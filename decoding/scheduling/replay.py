@@ -75,7 +75,7 @@ class StepRunner:
     """
 
     def __init__(self, lanes: LaneModel, table: SlotTable, method: Method) -> None:
-        self.lanes, self.table, self.method = lanes, table, method
+        self.lanes, self.table = lanes, table
         self.recorder = lanes.backend.step_recorder(lanes.device) if lanes.is_captured else None
         self._recordings: dict[Key, Recording] = {}
         self._counts: Counter[Key] = Counter()
@@ -89,23 +89,23 @@ class StepRunner:
     def num_recordings(self) -> int:
         return len(self._recordings)
 
-    def run(self, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
-        """Run `decoding.step.run_step`. A replayed step counts as verification; its trees may be deeper than
-        `num_levels`, but have no valid drafts below."""
+    def run(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
+        """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification; its
+        trees may be deeper than `num_levels`, but have no valid drafts below."""
         if self.recorder is None or len(slots.ids) > self._sizes[-1]:
-            return run_step(self.method, self.lanes, self.table, slots, rows, num_levels)
+            return run_step(method, self.lanes, self.table, slots, rows, num_levels)
         size = next(size for size in self._sizes if size >= len(slots.ids))
         depth = next(depth for depth in self._depths if depth >= num_levels)
-        if (key := self._key_of(slots, size, rows, depth)) is None:
-            return run_step(self.method, self.lanes, self.table, slots, rows, num_levels)
+        if (key := self._key_of(method, slots, size, rows, depth)) is None:
+            return run_step(method, self.lanes, self.table, slots, rows, num_levels)
         slots = self.table.padded(slots, size)
         self._limit.fill_(num_levels)
         if key in self._recordings:
-            return self._replay(self._recordings[key], slots, depth)
+            return self._replay(self._recordings[key], method, slots, depth)
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
-        run = self._step(slots, rows, depth)
+        run = self._step(method, slots, rows, depth)
         if len(self._recordings) == MAX_RECORDINGS:
             return run()
         if self._counts[key] < NUM_LAUNCHED:
@@ -113,70 +113,70 @@ class StepRunner:
         if self._counts[key] == NUM_LAUNCHED:
             with whole_step():
                 return replace(self.recorder.run_beside(run), is_warm_up=True)
-        if (recording := self._record(slots, rows, depth)) is None:
+        if (recording := self._record(method, slots, rows, depth)) is None:
             return run()
         self._recordings[key] = recording
-        return replace(self._replay(recording, slots, depth), is_warm_up=True)
+        return replace(self._replay(recording, method, slots, depth), is_warm_up=True)
 
-    def record_ahead(self, samplings: Sequence[Sampling]) -> None:
+    def record_ahead(self, method: Method, samplings: Sequence[Sampling]) -> None:
         """Record the steps of all sizes and depths for rows with `samplings`, the largest first, before the first
         request has a slot."""
         self.records_ahead = False
         self.lanes.allocate()
-        self.method.drafter.allocate()
+        method.drafter.allocate()
         rows = self.table.rows_of(samplings)
         for size in reversed(self._sizes):
             for depth in reversed(self._depths):
                 slots = self.table.padded(SlotBatch(self.table.root[:0], (), ()), size)
-                key = self._key_of(slots, size, rows, depth)
+                key = self._key_of(method, slots, size, rows, depth)
                 if self.recorder is None or key is None or len(self._recordings) >= MAX_RECORDINGS:
                     continue
                 with whole_step():
-                    self.recorder.run_beside(self._step(slots, rows, depth))
-                if (recording := self._record(slots, rows, depth)) is not None:
+                    self.recorder.run_beside(self._step(method, slots, rows, depth))
+                if (recording := self._record(method, slots, rows, depth)) is not None:
                     self._recordings[key] = recording
 
-    def _replay(self, recording: Recording, slots: SlotBatch, depth: int) -> StepResult:
+    def _replay(self, recording: Recording, method: Method, slots: SlotBatch, depth: int) -> StepResult:
         """Run the kernels of a recording on `slots`."""
         started = time.perf_counter()
         recording.fill(slots)
         recording.replay()
-        self.method.drafter.count_forwards(recording.num_forwards)
-        self.method.drafter.replayed(slots, depth)
+        method.drafter.count_forwards(recording.num_forwards)
+        method.drafter.replayed(slots, depth)
         return StepResult(recording.output, started, started, time.perf_counter(), recording.packed)
 
-    def _step(self, slots: SlotBatch, rows: RowSampling, depth: int) -> Callable[[], StepResult]:
+    def _step(self, method: Method, slots: SlotBatch, rows: RowSampling, depth: int) -> Callable[[], StepResult]:
         """Return a step of trees with `depth` levels, of which the first `_limit` have valid drafts."""
         return lambda: run_step(
-            self.method, self.lanes, self.table, slots, self.table.read_again(slots, rows), depth, self._limit
+            method, self.lanes, self.table, slots, self.table.read_again(slots, rows), depth, self._limit
         )
 
-    def _key_of(self, slots: SlotBatch, size: int, rows: RowSampling, depth: int) -> Key | None:
+    def _key_of(self, method: Method, slots: SlotBatch, size: int, rows: RowSampling, depth: int) -> Key | None:
         """Return the key of a step, None if it cannot be recorded."""
         if self.table.constraints.applies(slots.ids):
             return None
-        num_nodes = self.method.tree.max_nodes if depth else 1
+        num_nodes = method.tree.max_nodes if depth else 1
         if size * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
         parts = (
             self.lanes.replay_key(),
-            self.method.drafter.replay_key(slots, depth),
-            self.method.tree.replay_key(slots),
-            self.method.acceptance.replay_key(slots),
+            method.drafter.replay_key(slots, depth),
+            method.tree.replay_key(slots),
+            method.acceptance.replay_key(slots),
         )
         if None in parts:
             return None
         return (size, depth, rows.replay_key(), self.table.replay_key(), *parts)
 
-    def _record(self, slots: SlotBatch, rows: RowSampling, depth: int) -> Recording | None:
+    def _record(self, method: Method, slots: SlotBatch, rows: RowSampling, depth: int) -> Recording | None:
         """Record a step without running it; None if it cannot be recorded."""
         assert self.recorder is not None
         assert slots.is_active is not None
-        before = self.method.drafter.num_forwards
+        before = method.drafter.num_forwards
         fixed = replace(slots, index=slots.index.clone(), is_active=slots.is_active.clone())
 
         def step() -> tuple[StepOutput, Tensor]:
-            output = self._step(fixed, rows, depth)().output
+            output = self._step(method, fixed, rows, depth)().output
             return output, pack(output)
 
         try:
@@ -191,6 +191,6 @@ class StepRunner:
             return None
         finally:
             # Nothing ran: replays count their forwards.
-            num_forwards = self.method.drafter.num_forwards - before
-            self.method.drafter.count_forwards(-num_forwards)
+            num_forwards = method.drafter.num_forwards - before
+            method.drafter.count_forwards(-num_forwards)
         return Recording(fixed, output, packed, num_forwards, replay)

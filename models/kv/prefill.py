@@ -128,9 +128,6 @@ class PromptReader:
         lens = torch.tensor(starts, device=rows.device)
         numbers = torch.arange(longest, device=rows.device)
         ends = [start + rest.length for start, rest in zip(starts, rests, strict=True)]
-        if not self._backend.reads_rows(self._cache):
-            # A NaN of an earlier sample at a masked position would spread.
-            self._cache.zero(rows, min(ends), max(ends))
         is_real = numbers < (torch.tensor(ends, device=rows.device) - lens)[:, None, None]
         causal = (numbers[:, None] >= numbers) & is_real
         depth = numbers.expand(len(rests), -1)

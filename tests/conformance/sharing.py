@@ -217,7 +217,7 @@ def check_states(family: str, wanted: Sequence[Request] = ()) -> int:
         other = alone.admit(slots, [[replace(prompt)] for (prompt,) in prompts])
     torch.testing.assert_close(states.last, other.last, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(together.cache.lens, alone.cache.lens)
-    torch.testing.assert_close(together.delta, alone.delta)
+    torch.testing.assert_close(together.rows.delta, alone.rows.delta)
     for row, (prompt,) in enumerate(prompts):
         torch.testing.assert_close(states.hidden_of(row), other.hidden_of(row), atol=2e-4, rtol=1e-4)
         checks.compare_row(together, row, prompt, ())

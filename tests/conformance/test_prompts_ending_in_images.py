@@ -152,16 +152,16 @@ def axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
 
 
 def axes_stay_in_their_place(patch: pytest.MonkeyPatch) -> None:
-    from models.kv.lanes import LaneModel
+    from models.backends.rows import SlotRows
 
-    swap = LaneModel._swap
+    swap = SlotRows._swap
 
-    def without_axes(self: LaneModel, slot: int, other: int) -> None:
+    def without_axes(self: SlotRows, slot: int, other: int) -> None:
         axes, self.axes = self.axes, None
         swap(self, slot, other)
         self.axes = axes
 
-    patch.setattr(LaneModel, "_swap", without_axes)
+    patch.setattr(SlotRows, "_swap", without_axes)
 
 
 @pytest.mark.parametrize("fault", [axes_are_made_equal, axes_stay_in_their_place])

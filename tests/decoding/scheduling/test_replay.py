@@ -132,7 +132,7 @@ def test_steps_without_drafts_are_replayed_too(
 ) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     got, runner = decode(name, "llama", Sampling(ignore_eos=True), with_pauses)
-    assert {key[1] for key in runner._recordings} >= {0, runner.method.tree.max_levels}
+    assert {key[1] for key in runner._recordings} >= {0, METHODS[name][0]("llama").tree.max_levels}
     monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
     assert decode(name, "llama", Sampling(ignore_eos=True), with_pauses)[0] == got
 
@@ -160,7 +160,7 @@ def test_all_steps_are_recorded_before_the_first_one(
     """Rows enter and end in mid-run. LVSpec reads as many visual states as the batch has, which is part of its key."""
     engine = Engine(toys.target(family), METHODS[name][0](family), NUM_SLOTS, 160)
     requests = checks.requests(family, 12, MODES[mode], longest=40)
-    engine._runner.record_ahead([request.sampling for request in requests])
+    engine._runner.record_ahead(engine.method, [request.sampling for request in requests])
     runner, keys = engine._runner, set(engine._runner._recordings)
     assert 0 < len(keys) <= len(runner._sizes) * len(runner._depths) <= 4 * 3
     checks.run(engine, requests)

@@ -206,7 +206,7 @@ def test_a_wrong_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
             self._weights[index] = self._weights[0]
             return run_layer(self, index, hidden, step, given)
         late = step.columns.add(1).clamp_max(step.cache.capacity)
-        object.__setattr__(step, "columns", late)
+        object.__setattr__(step, "index", (step.index[0], late))
         return run_layer(self, index, hidden, step, given)
 
     monkeypatch.setattr(fused_layers.FusedLayers, "run_layer", wrong)

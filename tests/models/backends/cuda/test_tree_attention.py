@@ -139,7 +139,7 @@ def shorter(*given: Any) -> Tensor:
 
 def first_rows(*given: Any) -> Tensor:
     query, keys, values, rows, lens, visible, scale = given
-    return plain(query, keys, values, rows.sort().values, lens, visible, scale)
+    return plain(query, keys, values, rows.sort(dim=0).values, lens, visible, scale)
 
 
 def causal(*given: Any) -> Tensor:
@@ -253,7 +253,7 @@ def test_the_operation_has_the_kernels_shape(module: Any, monkeypatch: pytest.Mo
     query = torch.randn(2, 4, 3, 16, generator=generator)
     memory = torch.randn(3, 2, 21, 16, generator=generator)
     lens, visible = torch.tensor([4, 9], dtype=torch.int32), torch.ones(2, 3, 3, dtype=torch.uint8)
-    given = (query, memory, memory, torch.arange(2), lens, visible, 0.25)
+    given = (query, memory, memory, torch.arange(2, dtype=torch.int32)[:, None], lens, visible, 0.25)
     torch.library.opcheck(operation.default, given, test_utils=("test_schema", "test_faketensor"))
     torch.testing.assert_close(operation(*given), plain(*given), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(kernel(*given), plain(*given), rtol=2e-6, atol=2e-6)

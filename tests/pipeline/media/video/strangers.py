@@ -237,7 +237,7 @@ def by_ffmpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> Shown:
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-nostdin", "-nostats", "-threads", "1"]
     command += ["-i", str(path), "-map", "0:v:0?", "-fps_mode", "passthrough", "-filter_threads", "1"]
     command += ["-vf", f"showinfo=checksum=0,scale={width}:{height}", "-f", "rawvideo", "-pix_fmt", "rgb24", "pipe:1"]
-    result = subprocess.run(command, capture_output=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, timeout=600)
     times = [float(time) for time in _TIME.findall(result.stderr.decode(errors="replace"))]
     pixels = np.frombuffer(result.stdout, np.uint8)[: len(times) * width * height * 3]
     return Shown(pixels.reshape(len(times), height, width, 3), times)
