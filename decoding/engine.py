@@ -188,9 +188,9 @@ class Engine:
                     for request, lanes in zip(taken.requests, taken.lanes, strict=True)
                 ]
                 self._slots.occupy(ids, progress, [lanes[0] for lanes in taken.lanes])
-                for slot, pages in zip(ids, taken.pages, strict=True):
-                    self._lanes.rows.assign(slot, pages)
-                finished += self._prefill(self._slots.batch(ids), progress, taken.lanes)
+                slots = self._slots.batch(ids)
+                self._lanes.rows.assign(slots, taken.pages)
+                finished += self._prefill(slots, progress, taken.lanes)
         return finished
 
     def _prefill(

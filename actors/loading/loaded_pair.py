@@ -42,9 +42,11 @@ class PageShare:
 
     per_slot: float | None = None
 
-    def of(self, slots: int, most_positions: int) -> int | None:
-        """Return the pages of an engine with `slots`, enough for one sample with `most_positions`."""
-        return None if self.per_slot is None else max(int(slots * self.per_slot), num_pages_of(most_positions))
+    def of(self, slots: int, num_rows: int, num_positions: int) -> int | None:
+        """Return the pages of an engine with `slots`, enough for one sample with `num_rows` rows of `num_positions`."""
+        if self.per_slot is None:
+            return None
+        return max(int(slots * self.per_slot), num_rows * num_pages_of(num_positions))
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class LoadedPair(ABC):
     def _engine(self, method: Method, slots: int) -> Engine:
         pool, most = self.config.pool, self.max_context_tokens
         num_scratch = method.tree.num_scratch(method.drafter.shares_cache)
-        num_pages = self._pages.of(slots, self.target.num_lanes * (most + num_scratch))
+        num_pages = self._pages.of(slots, self.target.num_lanes, most + num_scratch)
         return Engine(self.target, method, slots, most, pool.max_row_s, pool.max_prefill_tokens, num_pages=num_pages)
 
 

@@ -26,7 +26,7 @@ from decoding.step import StepOutput, StepResult, run_step
 from decoding.types import Sampling
 from models.backends.host_copy import pack
 from models.backends.layers import first_lines
-from models.backends.recorder import whole_step
+from models.backends.recorder import SIZES, whole_step
 from models.kv.lanes import LaneModel, SlotBatch
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,6 @@ MAX_KEYS = 4096
 MAX_LOGITS = 1 << 27
 """Maximum logits of a recorded step, 512 MiB in fp32: a recording keeps the memory of a step. The kernels of larger
 steps take longer than their launches."""
-
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Numbers of slots of recorded steps. A step of fewer active slots has spare ones; one of more is launched."""
 
 Key = tuple[Hashable, ...]
 

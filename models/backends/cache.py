@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,29 @@ class RaggedCache:
     def blocks(self, rows: Tensor) -> Tensor:
         """Return the blocks (r, P) int32 of `rows` (r,) in the order of their positions."""
         return rows.to(torch.int32)[:, None]
+
+    def take(self, num_rows: int, num_positions: int) -> list[list[int]] | None:
+        """Reserve memory for `num_positions` positions of `num_rows` rows; None if there is not enough. Here each row
+        has its own, and nothing is reserved."""
+        return []
+
+    def has(self, num_rows: int, num_positions: int) -> bool:
+        """Return whether `take` would succeed."""
+        return True
+
+    def refuse(self, num_rows: int, num_positions: int) -> str:
+        """Return why `take` can never succeed, or an empty string."""
+        return ""
+
+    def assign(self, rows: Tensor, pages: Tensor) -> None:
+        """Give `rows` (r,) their reserved memory, see `entry_of`."""
+
+    def release(self, first_row: int, pages: Sequence[Sequence[int]]) -> None:
+        """Return the reserved memory of consecutive rows."""
+
+    def entry_of(self, pages: Sequence[int]) -> list[int]:
+        """Return the numbers that `assign` takes for a row with these pages."""
+        return []
 
     def write(self, layer: int, index: tuple[Tensor, Tensor], keys: Tensor, values: Tensor) -> None:
         """Scatter `keys` and `values` (r, H_kv, N, D_h) to the blocks and offsets of `index`, see `locate`."""

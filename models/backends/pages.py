@@ -61,17 +61,38 @@ class PagedCache(RaggedCache):
     def unread(self) -> tuple[int, int]:
         return 0, 0
 
-    def assign(self, first_row: int, pages: Sequence[Sequence[int]]) -> None:
-        """Set the pages of the rows from `first_row` on."""
-        width = self.table.shape[1]
-        padded = [[*some, *[0] * (width - len(some))] for some in pages]
-        self.table[first_row : first_row + len(pages)] = torch.tensor(
-            padded, dtype=torch.int32, device=self.table.device
+    def take(self, num_rows: int, num_positions: int) -> list[list[int]] | None:
+        number = self._num_pages(num_positions)
+        pages = self.pool.take(num_rows * number)
+        return None if pages is None else [pages[start : start + number] for start in range(0, len(pages), number)]
+
+    def has(self, num_rows: int, num_positions: int) -> bool:
+        return num_rows * self._num_pages(num_positions) <= self.pool.num_free
+
+    def refuse(self, num_rows: int, num_positions: int) -> str:
+        needed, most = num_rows * self._num_pages(num_positions), self.pool.num_pages
+        if needed <= most:
+            return ""
+        return (
+            f"the sample needs {needed:,} pages of {self.block_size} KV positions for prompt, longest output and "
+            f"drafts, and the KV cache has {most:,}"
         )
 
-    def forget(self, first_row: int, num_rows: int) -> None:
-        """Remove the pages of rows; their further writes go to page 0."""
-        self.table[first_row : first_row + num_rows].zero_()
+    def assign(self, rows: Tensor, pages: Tensor) -> None:
+        """See `RaggedCache.assign`; `pages` (r, W) are rows of the block table."""
+        self.table[rows] = pages.to(torch.int32)
+
+    def release(self, first_row: int, pages: Sequence[Sequence[int]]) -> None:
+        """See `RaggedCache.release`; further writes of the rows go to page 0."""
+        self.table[first_row : first_row + len(pages)].zero_()
+        for some in pages:
+            self.pool.give_back(some)
+
+    def entry_of(self, pages: Sequence[int]) -> list[int]:
+        return [*pages, *[0] * (self.table.shape[1] - len(pages))]
+
+    def _num_pages(self, num_positions: int) -> int:
+        return num_pages_of(min(num_positions, self.capacity))
 
     def locate(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         index = (columns // PAGE_POSITIONS).clamp_max(self.table.shape[1] - 1)

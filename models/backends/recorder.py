@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of slots of recorded steps, and of rows of recorded forwards; larger ones are launched."""
 Out = TypeVar("Out")
 _in_whole_step: ContextVar[bool] = ContextVar("in_whole_step", default=False)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from models.backends.base import Backend
 from models.backends.cache import RaggedCache
-from models.backends.pages import PagedCache, num_pages_of
 
 NUM_AXES = 3
 """Rotary axes of multimodal models: time, height and width."""
@@ -77,48 +76,30 @@ class SlotRows:
         self._numbers = torch.arange(num_slots * num_lanes, device=device)
 
     def take(self, num_positions: int) -> list[list[int]] | None:
-        """Reserve pages for `num_positions` positions of each row of a slot; None if there are not enough free ones. A
-        cache without pages reserves nothing."""
-        if not isinstance(self.cache, PagedCache):
-            return []
-        number = self._num_pages(num_positions)
-        pages = self.cache.pool.take(self._num_lanes * number)
-        return None if pages is None else [pages[start : start + number] for start in range(0, len(pages), number)]
+        """Reserve pages for `num_positions` positions of each row of a slot, see `RaggedCache.take`."""
+        return self.cache.take(self._num_lanes, num_positions)
 
     def has(self, num_positions: int) -> bool:
         """Return whether `take` would succeed."""
-        if not isinstance(self.cache, PagedCache):
-            return True
-        return self._num_lanes * self._num_pages(num_positions) <= self.cache.pool.num_free
+        return self.cache.has(self._num_lanes, num_positions)
 
     def refuse(self, num_positions: int) -> str:
         """Return why a slot can never have `num_positions` positions in each row, or an empty string."""
-        if not isinstance(self.cache, PagedCache):
-            return ""
-        needed, most = self._num_lanes * self._num_pages(num_positions), self.cache.pool.num_pages
-        if needed <= most:
-            return ""
-        return (
-            f"the sample needs {needed:,} pages of {self.cache.block_size} KV positions for prompt, longest output and "
-            f"drafts, and the KV cache has {most:,}"
-        )
+        return self.cache.refuse(self._num_lanes, num_positions)
 
-    def _num_pages(self, num_positions: int) -> int:
-        return num_pages_of(min(num_positions, self.cache.capacity))
-
-    def assign(self, slot: int, pages: Sequence[Sequence[int]]) -> None:
-        """Give a slot its reserved pages."""
-        if isinstance(self.cache, PagedCache):
-            self._pages[slot] = pages
-            self.cache.assign(self.first_of(slot), pages)
+    def assign(self, slots: Slots, pages: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Give slots their reserved pages, with one copy to the device."""
+        entries = [number for some in pages for row in some for number in self.cache.entry_of(row)]
+        if entries:
+            self._pages |= dict(zip(slots.ids, pages, strict=True))
+            rows = self.of(slots)
+            self.cache.assign(rows, self._backend.copy_to_device(entries, rows.device).view(rows.shape[0], -1))
 
     def release(self, slot: int) -> None:
         """Return the pages of a slot. Kernels that were launched before may still write to them: kernels of the next
         sample run after these."""
-        if isinstance(self.cache, PagedCache) and slot in self._pages:
-            self.cache.forget(self.first_of(slot), self._num_lanes)
-            for pages in self._pages.pop(slot):
-                self.cache.pool.give_back(pages)
+        if (pages := self._pages.pop(slot, None)) is not None:
+            self.cache.release(self.first_of(slot), pages)
 
     @property
     def are_indexed(self) -> bool:

@@ -22,17 +22,16 @@ from configs.output import CAPTION_COLUMN, DatasetExportConfig
 from configs.source import SourceConfig
 from pipeline.exports import card
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
+from pipeline.exports.own_folder import OwnFolder, target_tree
 from pipeline.exports.rows import check_columns, hash_of, manifest_of, parts_of, read_rows
 from pipeline.formats.uris import Fetcher
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.manifest.manifest import Manifest
-from pipeline.manifest.overlap import refuse_overlap, refuse_shared
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP, RowError
 from pipeline.storage import access
-from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 from pipeline.storage.tree import Tree
@@ -43,7 +42,7 @@ DEFAULT_COLUMNS = ("sample_id", "source", CAPTION_COLUMN)
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(OwnFolder):
     """The export of a dataset folder; `root` is the source's, or empty if no images are read."""
 
     output: OutputDir
@@ -71,15 +70,6 @@ class Dataset:
         return cls(
             job.output, tree, config, columns, source, root, hash_of(manifest), job.config.sink.rows_per_file, facts
         )
-
-    def check(self, ledger: ExportLedger) -> None:
-        """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
-        check_folder(self.tree, ledger)
-
-    @property
-    def folder_id(self) -> FolderId | None:
-        """The identity of a local target folder."""
-        return self.tree.identity
 
     def parts(self) -> list[ExportPart]:
         return parts_of(self.output, IMAGE_ROW_S if self.root else ROW_S, self.rows_per_file)
@@ -178,25 +168,6 @@ class Dataset:
 def target_name(name: str) -> str:
     """Return the path of the exported file with the rows of a published file."""
     return f"{FOLDER}/train-{name.rpartition('/')[2]}"
-
-
-def target_tree(job: RecordedJob, path: str, dotted: str) -> Tree:
-    """Return the target folder of an export; ConfigError if it contains, or is inside, the source or the output."""
-    refuse_overlap(job.config.source, path, dotted)
-    refuse_shared(job.output.url, path, dotted)
-    return Tree(path, dotted)
-
-
-def check_folder(tree: Tree, ledger: ExportLedger) -> None:
-    """Raise ConfigError if the folder cannot be written, was replaced by another one since an earlier run, or has files
-    and this export has not claimed it."""
-    tree.check_writable()
-    ledger.refuse_moved(tree.identity, (), f"{tree.dotted}: {tree.shown()}")
-    if not ledger.is_claimed() and (names := tree.list_files()):
-        raise ConfigError(
-            f"{tree.dotted}: {tree.shown()} is not empty: it holds {names[0]}; choose another folder, or remove its "
-            "files (an export with other settings has a folder of its own)"
-        )
 
 
 def _refusal(table: pa.Table, row: int, message: str) -> Refusal:

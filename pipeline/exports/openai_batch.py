@@ -20,12 +20,11 @@ import pyarrow.compute as pc
 
 from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN, OpenAIBatchExportConfig
-from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, state_of
+from pipeline.exports.own_folder import OwnFolder, target_tree
 from pipeline.exports.rows import json_bytes, parts_of_sources, read_rows, rows_of
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
-from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.tree import Tree
 
@@ -37,7 +36,7 @@ COLUMNS = ("error_type", "error_message", "finish_reason", CAPTION_COLUMN, "num_
 
 
 @dataclass(frozen=True)
-class OpenAIBatch:
+class OpenAIBatch(OwnFolder):
     """The export of result lines; `created` is the time of the job's first attempt, in seconds since 1970."""
 
     output: OutputDir
@@ -58,15 +57,6 @@ class OpenAIBatch:
             raise ConfigError(f"{dotted}: a sample of the job has several rows, and a request has one result")
         tree, model = target_tree(job, config.path, f"{dotted}.path"), access.shown(job.config.model.target.path)
         return cls(job.output, tree, model, job.fingerprint, _created(job.views))
-
-    def check(self, ledger: ExportLedger) -> None:
-        """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
-        check_folder(self.tree, ledger)
-
-    @property
-    def folder_id(self) -> FolderId | None:
-        """The identity of a local target folder."""
-        return self.tree.identity
 
     def parts(self) -> list[ExportPart]:
         """Return a part for each file of the source whose samples all have rows."""

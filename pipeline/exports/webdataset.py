@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN, WebDatasetExportConfig
 from pipeline.exports import archives
-from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
+from pipeline.exports.own_folder import OwnFolder, target_tree
 from pipeline.exports.rows import as_json, check_columns, json_bytes, parts_of_sources, read_rows, rows_of
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
-from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.tree import Tree
 
@@ -29,7 +28,7 @@ BYTE_S = 2e-8
 
 
 @dataclass(frozen=True)
-class WebDataset:
+class WebDataset(OwnFolder):
     """The export of tars; `root` is the root of the source's."""
 
     output: OutputDir
@@ -51,15 +50,6 @@ class WebDataset:
             check_columns(job, config.columns, f"{dotted}.columns")
         root = job.reopened(job.manifest).root
         return cls(job.output, target_tree(job, config.path, f"{dotted}.path"), config, root)
-
-    def check(self, ledger: ExportLedger) -> None:
-        """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
-        check_folder(self.tree, ledger)
-
-    @property
-    def folder_id(self) -> FolderId | None:
-        """The identity of a local target folder."""
-        return self.tree.identity
 
     def parts(self) -> list[ExportPart]:
         """Return a part for each tar whose samples all have rows."""

@@ -80,7 +80,7 @@ def paged(num_rows: int, capacity: int, positions: list[int], device: torch.devi
     for row, number in zip(range(len(positions), 0, -1), positions, strict=True):
         taken = cache.pool.take(num_pages_of(min(number, capacity)))
         assert taken is not None
-        cache.assign(row, [taken])
+        cache.assign(torch.tensor([row], device=device), torch.tensor([cache.entry_of(taken)], device=device))
     return cache
 
 

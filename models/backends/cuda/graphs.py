@@ -21,12 +21,10 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
-from models.backends.recorder import KernelRecorder, Out, is_in_whole_step
+from models.backends.recorder import SIZES, KernelRecorder, Out, is_in_whole_step
 
 logger = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Numbers of rows for which graphs are captured; steps of more rows run eagerly."""
 WINDOW_STEP = 256
 MIN_FUSED_TOKENS = 512
 """Tokens from which a prefill runs fused layers; with fewer it waits for the host, whose calls they do not shorten."""
@@ -164,7 +162,7 @@ class CapturedDecoder(DecoderRunner):
         wanted: Sequence[int] = (),
     ) -> Tensor:
         num_rows, num_nodes = step.columns.shape
-        size = next((rows for rows in ROWS if rows >= num_rows), None)
+        size = next((rows for rows in SIZES if rows >= num_rows), None)
         is_step = not (step.num_leading_rows is None or step.is_prefill) and step.cache.is_made
         if step.is_prefill and step.probe is None and step.cache.is_made and num_rows * num_nodes >= MIN_FUSED_TOKENS:
             return self._run_compiled(embeds, positions, step, extra, wanted)

@@ -104,7 +104,12 @@ def break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_the_table_of_ended_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A spare row writes to a page that belongs to another sample by then."""
-    monkeypatch.setattr(PagedCache, "forget", lambda *_: None)
+
+    def kept(self: PagedCache, first_row: int, pages_of_rows: Any) -> None:
+        for some in pages_of_rows:
+            self.pool.give_back(some)
+
+    monkeypatch.setattr(PagedCache, "release", kept)
 
 
 def swap_two_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,16 +171,15 @@ def test_planted_faults_are_found(
 
 def test_nan_in_free_pages_changes_no_token(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = decode("sd-tree", "llama", Sampling(), None)
-    forget = PagedCache.forget
+    release = PagedCache.release
 
-    def poisoned(self: PagedCache, first_row: int, num_rows: int) -> None:
-        pages_of_row = self.table[first_row : first_row + num_rows].flatten()
-        forget(self, first_row, num_rows)
+    def poisoned(self: PagedCache, first_row: int, pages_of_rows: Any) -> None:
+        release(self, first_row, pages_of_rows)
         for memory in (*self.keys, *self.values):
             assert memory is not None
-            memory[pages_of_row[pages_of_row > 0].long()] = torch.nan
+            memory[torch.tensor([page for some in pages_of_rows for page in some])] = torch.nan
 
-    monkeypatch.setattr(PagedCache, "forget", poisoned)
+    monkeypatch.setattr(PagedCache, "release", poisoned)
     assert decode("sd-tree", "llama", Sampling(), NUM_PAGES)[0] == expected
 
 

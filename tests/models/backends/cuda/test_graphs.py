@@ -18,8 +18,8 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import LayerSkipDrafter, ModelDrafter
 from decoding.trees import StaticTree, branching_paths
-from models.backends.cuda.graphs import ROWS, CapturedDecoder
-from models.backends.recorder import Out
+from models.backends.cuda.graphs import CapturedDecoder
+from models.backends.recorder import SIZES, Out
 from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
@@ -166,7 +166,7 @@ def test_a_captured_pair_gives_the_output_of_the_eager_pair(family: str, slots: 
     got, counts = decode_all(family, slots, True)
     assert got == expected
     # A handful of sizes, though every batch from one row to all occurred.
-    sizes = len([rows for rows in ROWS if rows <= 8])
+    sizes = len([rows for rows in SIZES if rows <= 8])
     assert all(0 < count <= 3 * sizes for count in counts), counts
 
 
@@ -248,7 +248,7 @@ def test_an_unused_row_does_not_write_the_kv_cache(is_faulty: bool, monkeypatch:
 
 
 def test_batches_with_more_rows_than_any_captured_graph_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.backends.cuda.graphs.ROWS", (1, 2))
+    monkeypatch.setattr("models.backends.cuda.graphs.SIZES", (1, 2))
     expected, _ = decode_all("llava", 3, False)
     got, counts = decode_all("llava", 3, True)
     assert got == expected
