@@ -17,6 +17,8 @@ JOBS = FOLDER / "jobs"
 METHODS = FOLDER / "methods"
 CAPTIONS = "sink.path=s3://my-bucket/captions"
 IMAGES = "sink.path=s3://my-bucket/images/lantern"
+_NEXT = "model.target.path=llava-hf/llava-v1.6-vicuna"
+_160M = ("model.drafter.path=mjbooo/lvlm160m-bf16", "model.drafter.dtype=bfloat16")
 
 
 _SAME_NAME = (
@@ -64,6 +66,14 @@ _ZOO: dict[str, tuple[str, ...]] = {name: ("zoo_caption", name) for name in _SAM
 
 PRESETS: dict[str, tuple[str, ...]] = {
     "caption_llava15_tabed_mtcp": ("caption_llava15_tabed", "method=tabed_mtcp", f"{CAPTIONS}/tabed_mtcp"),
+    "caption_llava15_13b_tabed": (
+        "caption_llava15_tabed",
+        "model.target.path=llava-hf/llava-1.5-13b-hf",
+        f"{CAPTIONS}/llava15_13b",
+    ),
+    "caption_llava_next_tabed": ("caption_llava15_tabed", f"{_NEXT}-7b-hf", *_160M, f"{CAPTIONS}/next_7b"),
+    "caption_llava_next_13b_tabed": ("caption_llava15_tabed", f"{_NEXT}-13b-hf", f"{CAPTIONS}/next_13b"),
+    "caption_llava_ov_fly": ("caption_llava_ov_lvspec", "method=fly_zoo", f"{CAPTIONS}/ov_fly"),
     "caption_llava_ov_sage": ("caption_llava_ov_72b",),
     "caption_llava_ov_specvlm": ("caption_llava_ov_72b", "method=specvlm", f"{CAPTIONS}/ov_specvlm"),
     "caption_qwen25vl_fly": ("caption_qwen25vl_32b", "method=fly", f"{CAPTIONS}/fly"),
@@ -71,6 +81,15 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "caption_qwen25vl_lvspec": ("caption_qwen25vl_32b",),
     "caption_qwen25vl_lvspec_tree": ("caption_qwen25vl_32b", "method=lvspec_tree", f"{CAPTIONS}/lvspec_tree"),
     "demo_controller": ("zoo_caption", "method=sd_chain_measured", "sink.path=out/controller"),
+    **{
+        f"synthesize_llamagen_lantern_greedy_{delta}": (
+            "synthesize_llamagen_lantern",
+            "sampling.temperature=0.0",
+            f"method.acceptance.delta={delta}",
+            f"{IMAGES}_greedy_{delta}",
+        )
+        for delta in (0.05, 0.2)
+    },
     "synthesize_llamagen_lantern_coupled": (
         "synthesize_llamagen_lantern",
         "method=lantern_coupled",

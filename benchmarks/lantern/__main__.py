@@ -100,7 +100,7 @@ class Bench:
             return
         start = time.perf_counter()
         cell = make() | ({"drafter": drafter} if drafter else {})
-        self.store.put(section, key, cell)
+        self.store.put(section, key, cell, cell.pop("samples"))
         figures = f"length {cell.get('mean_acceptance_length', 1.0):.2f}  distance {cell['frechet_real']:.3f}"
         progress(f"{self.world.kind} {what:55s} {time.perf_counter() - start:6.1f} s  {figures}")
 
@@ -129,12 +129,19 @@ class Bench:
             done = self.plain(temperature, row.other_seed)
         else:
             done = world.decode(method, world.requests(temperature, self.seed, self.count(temperature)))
+        plain = self.plain(temperature)
+        quality = self.quality(world.paint(codes_of(done)), temperature)
+        quality["samples"] |= {
+            "num_steps": [completion.telemetry.num_spec_steps for completion in done],
+            "num_accepted": [completion.telemetry.num_accepted_draft_tokens for completion in done],
+            "equal": [a.token_ids == b.token_ids for a, b in zip(done, plain, strict=True)],
+        }
         return {
             "label": row.label,
             "verify_mode": choice.verify_mode,
             "acceptance": choice.acceptance.kind,
-            **measure_cost(done, self.plain(temperature)),
-            **self.quality(world.paint(codes_of(done)), temperature),
+            **measure_cost(done, plain),
+            **quality,
             **({} if recorder is None else {"record": recorder.means()}),
         }
 
@@ -235,7 +242,7 @@ def run_guidance(world: World, seed: int, store: Store) -> None:
             known = store.read()["kinds"][world.kind]["rows"]
             for name in GUIDED_ROWS:
                 if f"1/{name}" in known:
-                    store.put("guidance", f"{scale:g}/{name}", known[f"1/{name}"])
+                    store.put("guidance", f"{scale:g}/{name}", known[f"1/{name}"])  # its samples are in `rows`
             continue
         bench = Bench(replace(world, sampling=replace(world.sampling, guidance_scale=scale)), seed, store)
         for name in GUIDED_ROWS:

@@ -66,7 +66,11 @@ def measure_quality(
     scores: Sequence[Score],
     references: dict[str, NDArray[np.float64]],
 ) -> dict[str, Any]:
-    """Return shares of right images and attributes, and Fréchet distances to `references`, with errors `…_se`."""
+    """Return shares of right images and attributes, and Fréchet distances to `references`, with errors `…_se`.
+
+    `frechet_NAME_folds` are the distances without one fold each, which pair two rows; `samples` has the counts of each
+    image.
+    """
     scored = [score(seen) for score, seen in zip(scores, judge.read(images), strict=True)]
     all_right, right, stated = zip(*scored, strict=True)
     share = sum(all_right) / len(scored)
@@ -75,20 +79,30 @@ def measure_quality(
         "whole_se": math.sqrt(share * (1 - share) / len(scored)),
         "attributes": sum(right) / sum(stated),
         "attributes_se": ratio_error(right, stated),
+        "samples": {"whole": list(all_right), "num_right": list(right), "num_stated": list(stated)},
     }
     features = judge.features(images)
     for name, reference in references.items():
         results[f"frechet_{name}"] = frechet_distance(features, reference)
-        results[f"frechet_{name}_se"] = jackknife(features, partial(frechet_distance, reference))
+        folds = leave_out(features, partial(frechet_distance, reference))
+        results[f"frechet_{name}_folds"] = folds
+        results[f"frechet_{name}_se"] = jackknife(folds)
     return results
 
 
-def jackknife(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64]], float]) -> float:
-    """Return the standard error of a measure of n values by a jackknife over `NUM_FOLDS` parts."""
+def leave_out(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64]], float]) -> list[float]:
+    """Return a measure of n values without each of `NUM_FOLDS` parts; no estimates for fewer than 4 values."""
     folds = min(NUM_FOLDS, len(values) // 2)
     if folds < 2:
+        return []
+    return [measure(values[np.arange(len(values)) % folds != fold]) for fold in range(folds)]
+
+
+def jackknife(estimates: Sequence[float]) -> float:
+    """Return the standard error of a measure by its estimates without one fold each; 0 without estimates."""
+    folds = len(estimates)
+    if folds < 2:
         return 0.0
-    estimates = [measure(values[np.arange(len(values)) % folds != fold]) for fold in range(folds)]
     return math.sqrt((folds - 1) / folds * sum((estimate - sum(estimates) / folds) ** 2 for estimate in estimates))
 
 

@@ -6,17 +6,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from benchmarks.harness.results import progress, read_results, write_results
 
 SECTIONS = ("bounds", "premise", "rows", "guidance")
 
 
+SAMPLES = pa.schema(
+    [
+        *(pa.field(name, pa.dictionary(pa.int16(), pa.string())) for name in ("kind", "section", "row")),
+        *(pa.field(name, pa.int32()) for name in ("image", "num_steps", "num_accepted", "num_right", "num_stated")),
+        *(pa.field(name, pa.bool_()) for name in ("whole", "equal")),
+    ]
+)
+"""Counts of one image of one row; steps and `equal` are null for images that no method decoded."""
+
+
 class Store:
-    """Results of one `kind` of condition in the JSON file at `path`."""
+    """Results of one `kind` of condition in the JSON file at `path`, and the counts of single images beside it.
+
+    The counts are in samples/NAME.parquet.
+    """
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path
         self.kind = kind
+        self.samples_path = path.parent / "samples" / f"{path.stem}.parquet"
 
     def open(self, settings: dict[str, Any]) -> None:
         """Keep the stored results of this kind if they have the same `settings`, else drop them."""
@@ -35,8 +52,23 @@ class Store:
         cell = self.read()["kinds"][self.kind][section].get(key)
         return cell is not None and cell.get("drafter", "") == drafter
 
-    def put(self, section: str, key: str, cell: dict[str, Any]) -> None:
+    def put(self, section: str, key: str, cell: dict[str, Any], samples: dict[str, list[Any]] | None = None) -> None:
+        """Store an entry, and the counts of its images by column of `SAMPLES`."""
+        if samples:
+            self._put_samples(section, key, samples)
         self.change(lambda data: data["kinds"][self.kind][section].update({key: cell}))
+
+    def _put_samples(self, section: str, key: str, samples: dict[str, list[Any]]) -> None:
+        place = {"kind": self.kind, "section": section, "row": key}
+        rows = [row for row in self.read_samples() if any(row[name] != value for name, value in place.items())]
+        columns = zip(*samples.values(), strict=True)
+        rows += [place | {"image": i} | dict(zip(samples, values, strict=True)) for i, values in enumerate(columns)]
+        self.samples_path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=SAMPLES), self.samples_path, compression="zstd")
+
+    def read_samples(self) -> list[dict[str, Any]]:
+        """Return the counts of all images of all kinds."""
+        return pq.read_table(self.samples_path).to_pylist() if self.samples_path.exists() else []
 
     def read(self) -> Any:
         """Return the results of all kinds."""

@@ -5,7 +5,8 @@
 
 Lossless methods are compared with plain decoding token by token; lossy ones are reported with their quality, and with
 the output of the drafter alone, with all visual tokens and pruned. Presets `zoo_video_*` run on the video pair. Every
-ratio has its standard error over cases.
+ratio has its standard error over cases; the counts of single samples, which paired tests read, are written to
+results/samples/methods.parquet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 
 from actors.loading.pair import load
 from benchmarks.harness.results import command_line, progress, read_results, results_file, write_results
-from benchmarks.methods.runs import MAX_NEW_TOKENS, Completions, run_method
+from benchmarks.harness.samples import Row, read_samples, samples_file, write_samples
+from benchmarks.methods.runs import MAX_NEW_TOKENS, Completions, run_method, sample_rows
 from benchmarks.methods.scenarios import Case, build_scenarios, build_video_scenarios
 from benchmarks.tables.parts import show
 from configs.load import load_preset
@@ -38,6 +40,35 @@ BUILT = {"video_eagle2": ("eagle2_25", "video_eagle"), "video_eagle3": ("eagle3_
 """Name → method, and the head that `python -m zoo.build HEAD --out out/zoo` trains; these heads do not
 ship, and their rows are measured if they exist."""
 BUILT_HEADS = Path("out/zoo")
+DEEP = ("method.tree.branching=[2,2,2,2,2]",)
+VARIED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "eagle3_lvspec": ("eagle3", ("method.tree={kind: chain, length: 10}", "method.acceptance={kind: lvspec}")),
+    "fly_paper": ("fly", ("method.acceptance.min_entropy=0.1",)),
+    "fly_window_1": ("fly", ("method.acceptance.min_entropy=0.1", "method.acceptance.window=1")),
+    "fly_window_1_low": ("fly", ("method.acceptance.min_entropy=0.05", "method.acceptance.window=1")),
+    "fly_window_2": ("fly", ("method.acceptance.min_entropy=0.1", "method.acceptance.window=2")),
+    "fly_gate_0.1": ("fly_gate", ("method.acceptance.min_entropy=0.1",)),
+    "fly_gate_0.15": ("fly_gate", ("method.acceptance.min_entropy=0.15",)),
+    "fly_gate_0.175": ("fly_gate", ("method.acceptance.min_entropy=0.175",)),
+    **{
+        f"lvspec_no_shift_{loose}": (
+            "lvspec",
+            (f"method.acceptance.loose={loose}", "method.acceptance.position_shift=false"),
+        )
+        for loose in (0.2, 0.5, 0.7)
+    },
+    **{f"lvspec_{loose}": ("lvspec", (f"method.acceptance.loose={loose}",)) for loose in (0.2, 0.3, 0.9)},
+    "lvspec_weak": ("lvspec", ("method.acceptance.loose=0.3", "method.acceptance.top_visual=5")),
+    "lvspec_top_100": ("lvspec", ("method.acceptance.top_visual=100",)),
+    **{f"random_{p}": ("random", (f"method.acceptance.probability={p}",)) for p in (0.25, 0.75)},
+    "sage_80": ("sage", ("method.contexts=[{kind: pruned, ratio: 0.8, guidance: attention}]",)),
+    "sage_no_history": ("sage", ("method.tree.history_window=0",)),
+    "sage_depth_12": ("sage", ("method.tree.depth_cap=12",)),
+    "specvlm_11": ("specvlm", ("method.tree={kind: static, branching: [4, 1, 1]}",)),
+    **{f"tabed_{contexts}_tree_deep": (f"tabed_{contexts}_tree", DEEP) for contexts in ("m", "t", "mt")},
+    "tabed_mtcp_softmax": ("tabed_mtcp", ("method.drafter.ensemble.policy=inverse_softmax",)),
+}
+"""Name → (preset, overrides): grids and settings of the papers that are no presets."""
 
 
 def presets(video: bool = False) -> dict[str, CaptionJobConfig]:
@@ -48,6 +79,13 @@ def presets(video: bool = False) -> dict[str, CaptionJobConfig]:
         name.removeprefix("zoo_"): load_preset(CaptionJobConfig, name)
         for name in names
         if not name.startswith("zoo_images_") and name.startswith("zoo_video_") == video
+    }
+
+
+def varied_jobs() -> dict[str, CaptionJobConfig]:
+    """Return the jobs of `VARIED` by name."""
+    return {
+        name: load_preset(CaptionJobConfig, f"zoo_{preset}", overrides) for name, (preset, overrides) in VARIED.items()
     }
 
 
@@ -64,9 +102,9 @@ def built_jobs() -> dict[str, CaptionJobConfig]:
 
 def run_all(
     jobs: dict[str, CaptionJobConfig], names: list[str], scenarios: dict[str, list[Case]], seed: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every name (a preset of `jobs`, or a key of `ALONE` or `PRUNED_ALONE`) with its result; the reference is
-    plain decoding at the same temperature."""
+) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
+    """Yield every name (a job of `jobs`, or a key of `ALONE` or `PRUNED_ALONE`) with its result and the rows of its
+    samples; the reference is plain decoding at the same temperature."""
     base = next(iter(jobs.values()))
     plain: dict[float, Completions] = {}
     for name in names:
@@ -75,11 +113,11 @@ def run_all(
         if name in ALONE:
             drafter = jobs[ALONE[name][1]].model.drafter
             job = job.model_copy(update={"model": job.model.model_copy(update={"target": drafter})})
-        sampling = Sampling(**{**job.sampling.model_dump(), "max_new_tokens": MAX_NEW_TOKENS})
+        sampling = Sampling(**{**job.sampling.options, "max_new_tokens": MAX_NEW_TOKENS})
         temperature, followed = sampling.temperature, name in PRUNED_ALONE
         if temperature not in plain:
             _, plain[temperature] = run_method(load(base), base.method, scenarios, sampling, None, seed)
-        cells, _ = run_method(load(job), job.method, scenarios, sampling, plain[temperature], seed, followed)
+        cells, done = run_method(load(job), job.method, scenarios, sampling, plain[temperature], seed, followed)
         lengths = "  ".join(f"{key} {cell['mean_acceptance_length']:.2f}" for key, cell in cells.items())
         progress(f"{name:18s} {time.perf_counter() - start:6.1f} s  {lengths}")
         yield (
@@ -90,27 +128,40 @@ def run_all(
                 "acceptance": "follow" if followed else job.method.acceptance.kind,
                 "scenarios": cells,
             },
+            [
+                row
+                for scenario, cases in scenarios.items()
+                for row in sample_rows(name, scenario, cases, done[scenario], plain[temperature][scenario])
+            ],
         )
 
 
-def run_missing(results: dict[str, Any]) -> None:
-    """Run the methods that `results` lacks, writing the file after each."""
+def run_missing(results: dict[str, Any], path: Path, samples_path: Path) -> None:
+    """Run the methods that `results` or their samples lack, writing both files after each."""
     num_cases, seed = results["num_cases"], results["seed"]
+    samples: dict[str, list[Row]] = {}
+    for row in read_samples(samples_path):
+        samples.setdefault(row["method"], []).append(row)
     for jobs, built, build, methods in (
-        (presets(), (), build_scenarios, results["methods"]),
+        (presets() | varied_jobs(), (), build_scenarios, results["methods"]),
         (presets(video=True) | built_jobs(), BUILT, build_video_scenarios, results["video"]["methods"]),
     ):
         alone = {**{name: preset for name, (preset, _) in ALONE.items()}, **PRUNED_ALONE}
         alone = {name: preset for name, preset in alone.items() if preset in jobs}
         names = [*dict.fromkeys([*jobs, *built]), *alone]
-        missing = [name for name in names if name not in methods and (name in jobs or name in alone)]
+        missing = [
+            name
+            for name in names
+            if (name not in methods or name not in samples) and (name in jobs or name in alone)
+        ]
         scenarios = build(num_cases, seed) if missing else {}
-        for name, result in run_all(jobs, missing, scenarios, seed):
-            methods[name] = result
+        for name, result, rows in run_all(jobs, missing, scenarios, seed):
+            methods[name], samples[name] = result, rows
             ordered = {name: methods[name] for name in names if name in methods}
             methods.clear()
             methods.update(ordered)
-            write_results(RESULTS, results)
+            write_samples(samples_path, [row for method in sorted(samples) for row in samples[method]])
+            write_results(path, results)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,7 +181,9 @@ def main(arguments: list[str] | None = None) -> int:
     }
     if options.missing:
         results = read_results(RESULTS)
-    run_missing(results)
+    else:
+        samples_file("methods").unlink(missing_ok=True)
+    run_missing(results, RESULTS, samples_file("methods"))
     print(show("methods", results, "acceptance", "video_methods"))
     return 0
 

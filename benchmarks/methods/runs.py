@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from actors.loading.method import build_method
 from actors.loading.pair import Pair
 from benchmarks.harness.engines import acceptance_of, run_requests, sum_histograms
+from benchmarks.harness.samples import Row
 from benchmarks.harness.verdict import ratio_error
 from benchmarks.methods.scenarios import Case, attribute_overlap
 from configs.method import MethodConfig
@@ -109,3 +110,36 @@ def run_method(
         target_forwards = engine.stats.target_forwards
         cells[name] = measure(cases, completions[name], plain[name] if plain else None, target_forwards)
     return cells, completions
+
+
+def sample_rows(
+    method: str, scenario: str, cases: Sequence[Case], done: Mapping[str, Completion], plain: Mapping[str, Completion]
+) -> list[Row]:
+    """Return the rows of one method in one scenario; `plain` are the completions of plain decoding."""
+    rows = []
+    for case in cases:
+        completion, telemetry = done[case.case_id], done[case.case_id].telemetry
+        right, stated = case.score(completion.text) if case.score is not None else (None, None)
+        shared, words = None, None
+        if case.truth:
+            both, output, true = attribute_overlap(completion.text, case.truth)
+            shared, words = 2 * both, output + true
+        rows.append(
+            {
+                "method": method,
+                "scenario": scenario,
+                "sample": case.case_id,
+                "num_tokens": len(completion.token_ids),
+                "num_steps": telemetry.num_spec_steps,
+                "num_accepted": telemetry.num_accepted_draft_tokens,
+                "num_drafted": telemetry.num_draft_tokens,
+                "num_relaxed": telemetry.num_relaxed_accepts,
+                "num_target_forwards": telemetry.target_forwards,
+                "num_right": right,
+                "num_stated": stated,
+                "words_shared": shared,
+                "words_total": words,
+                "equal": completion.token_ids == plain[case.case_id].token_ids,
+            }
+        )
+    return rows

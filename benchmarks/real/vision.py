@@ -29,7 +29,8 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.methods.runs import Completions, run_method
+from benchmarks.harness.samples import Row, read_samples, samples_file, write_samples
+from benchmarks.methods.runs import Completions, run_method, sample_rows
 from benchmarks.real.vision_settings import (
     DRAFTERS,
     FOLDER,
@@ -54,15 +55,18 @@ FIGURES = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_ac
 
 
 def run_missing(results: Results, scenario: str) -> None:
-    """Measure the settings that `results` lacks, writing the file after each."""
+    """Measure the settings that `results` lacks, writing the results and the counts of their samples after each."""
     cases = {scenario: build_cases(scenario, NUM_CASES[scenario])}
+    samples: dict[str, list[Row]] = {}
+    for row in read_samples(samples_file(RESULTS[scenario].stem)):
+        samples.setdefault(row["method"], []).append(row)
     plain: dict[float, Completions] = {}
 
     def run(setting: Setting, name: str) -> tuple[Results, Completions]:
         gc.collect()  # frees the engines of the setting before, which are in reference cycles
         start_s = time.perf_counter()
         pair = load(job_of(setting, "float32"))
-        sampling = Sampling(**{**pair.config.sampling.model_dump(), "max_new_tokens": MAX_DENSE_TOKENS})
+        sampling = Sampling(**{**pair.config.sampling.options, "max_new_tokens": MAX_DENSE_TOKENS})
         method, temperature = pair.config.method, sampling.temperature
         if setting.method != "plain" and temperature not in plain:
             _, plain[temperature] = run(
@@ -94,17 +98,22 @@ def run_missing(results: Results, scenario: str) -> None:
         if name in results["methods"]:
             continue
         results["methods"][name], done = run(setting, name)
+        temperature = results["methods"][name]["temperature"]
         if setting.method == "plain":
-            plain[results["methods"][name]["temperature"]] = done
-        save(results, scenario)
+            plain[temperature] = done
+        reference = plain[temperature][scenario]
+        samples[name] = sample_rows(name, scenario, cases[scenario], done[scenario], reference)
+        save(results, samples, scenario)
 
 
-def save(results: Results, scenario: str) -> None:
-    """Write the results in the order of the settings."""
+def save(results: Results, samples: dict[str, list[Row]], scenario: str) -> None:
+    """Write the results in the order of the settings, and the counts of the samples."""
     measured = results["methods"]
     results["methods"] = {name: measured[name] for name in settings(scenario) if name in measured}
     results["drafters"] = trained_drafters()
-    write_results(RESULTS[scenario], results)
+    path = RESULTS[scenario]
+    write_samples(samples_file(path.stem), [row for name in results["methods"] for row in samples.get(name, ())])
+    write_results(path, results)
 
 
 def trained_drafters() -> Results:

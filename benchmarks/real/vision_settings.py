@@ -29,6 +29,8 @@ CLIP_FRAMES = 8
 MAX_CONTEXT_TOKENS = {"dense": 768, "clip": 384 + CLIP_FRAMES * (NUM_VISUAL_TOKENS + 2)}
 SLOTS = {"dense": 32, "clip": 10}
 HALF = "{kind: pruned, ratio: 0.5%s}"
+WEAK_LVSPEC = ("method.acceptance.loose=0.3", "method.acceptance.top_visual=5")
+"""λ and N for a weak drafter (LVSpec, Appendix D)."""
 OVERVIEW = (
     f"<|im_start|>system\\n{SYSTEM}<|im_end|>\\n<|im_start|>user\\n<image>\\n{PROMPTS['overview']}<|im_end|>\\n"
     "<|im_start|>assistant\\n"
@@ -69,9 +71,10 @@ def _of_images() -> dict[str, Setting]:
         *("sd_chain_pruned", "lvspec"),
     )
     trees = [f"tabed_{contexts}_tree{width}" for width in ("", "3") for contexts in ("m", "t", "mt")]
-    strong = ("sd_chain_pooled", "random", "typical", "sage_expansion")
+    strong = ("sd_chain_pooled", "random", "typical", "sage_expansion", "sage_online", "sage_node", "fly", "fly_gate")
     by_name |= {f"{name}/strong": Setting(name, "strong") for name in both}
     by_name |= {f"{name}/weak": Setting(name, "weak") for name in both}
+    by_name["lvspec/weak"] = Setting("lvspec", "weak", WEAK_LVSPEC)
     by_name |= {f"{name}/strong": Setting(name, "strong") for name in strong}
     captioned = {
         "sd_chain_caption": (f"method.contexts=[{CAPTION}]",),

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from benchmarks.claims.checks import Check, Compare, Equal
+from benchmarks.claims.load import claims_table
+from benchmarks.claims.reader import LENGTH, Reader, Samples, error_of
+from benchmarks.claims.verdict import Finding, all_of, any_of
 from benchmarks.harness.markdown import Results
-from benchmarks.tables.claims import (
-    TOKENS,
-    Check,
-    Compare,
-    Equal,
-    Finding,
-    Reader,
-    all_of,
-    any_of,
-    claims_table,
-    error_of,
-    load_claims,
-)
+from benchmarks.harness.samples import Row, read_samples, samples_file
 from benchmarks.tables.specs import Function, Table
 
 SCENARIOS = ("single", "two_images", "second_turn", "text_only", "clip", "story", "long_clip")
 VIDEO = ("describe", "detailed", "moved")
 GROUPS = {
     "benchmarks": SCENARIOS[:5],
+    "images": ("single", "two_images", "second_turn", "clip"),
     "first turn": ("single", "two_images", "clip"),
     "second turn": ("second_turn",),
     "OOD": SCENARIOS[5:],
@@ -67,7 +60,7 @@ def _pruned(results: Results) -> Iterator[Results]:
         row: Results = {"scenario": key.replace("_", " ")}
         for name, short in (("specvlm", "guided"), ("specvlm_uniform", "uniform")):
             cell, share = results["methods"][name]["scenarios"][key], results["pruning"][name].get(key)
-            row[short] = f"{cell['mean_acceptance_length']:.2f} ± {error_of(cell, TOKENS):.2f}"
+            row[short] = f"{cell['mean_acceptance_length']:.2f} ± {error_of(cell, LENGTH):.2f}"
             row[f"seen_{short}"] = "–" if share is None else f"{share:.2f}"
         yield row
 
@@ -95,27 +88,32 @@ def _ablations(results: Results) -> str:
     )
 
 
-def _cells(results: Results, key: str) -> list[Results]:
-    """Return the cells of `METHOD` or `METHOD:GROUP`; methods of the video pair have all questions as default."""
+def _scenarios(key: str) -> tuple[str, list[str]]:
+    """Return the method and the scenarios of `METHOD` or `METHOD:GROUP`; the video pair's default is all questions."""
     name, _, group = key.partition(":")
-    is_video = name.startswith("video_")
-    scenarios = (results["video"] if is_video else results)["methods"][name]["scenarios"]
-    return [scenarios[scenario] for scenario in (VIDEO if is_video and not group else GROUPS[group or "benchmarks"])]
+    return name, list(VIDEO if name.startswith("video_") and not group else GROUPS[group or "benchmarks"])
+
+
+def _cells(results: Results, key: str) -> list[Results]:
+    name, scenarios = _scenarios(key)
+    cells = (results["video"] if name.startswith("video_") else results)["methods"][name]["scenarios"]
+    return [cells[scenario] for scenario in scenarios]
 
 
 def _best_everywhere(read: Reader) -> Finding:
-    """Return whether each of three contexts accepts less than another one in some scenario."""
+    """Return whether each of three contexts accepts less than another one in some scenario where they differ."""
     names = ("sd_chain", "sd_chain_text", "sd_chain_pooled")
+    differ = [key for key in SCENARIOS if not read.is_constant([f"{name}:{key}" for name in names], LENGTH)]
     loses = [
         any_of(
             Compare(f"{other}:{key}", {"": f"{name}:{key}"})(read)[0]
             for other in names
             if other != name
-            for key in SCENARIOS
+            for key in differ
         )
         for name in names
     ]
-    best = {key: max(names, key=lambda name: read.mean(f"{name}:{key}", TOKENS)) for key in SCENARIOS}
+    best = {key: max(names, key=lambda name: read.mean(f"{name}:{key}", LENGTH)) for key in differ}
     return all_of(loses), "most accepted: " + ", ".join(f"{key} {name}" for key, name in best.items())
 
 
@@ -129,8 +127,22 @@ def _lossless(results: Results) -> dict[str, Results]:
     }
 
 
+def samples_by_cell(rows: Iterable[Row]) -> dict[tuple[str, str], Samples]:
+    """Return the counts of samples by method and scenario."""
+    cells: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault((row["method"], row["scenario"]), {})[row["sample"]] = row
+    return dict(cells)
+
+
 def reader(results: Results) -> Reader:
-    return Reader(results, _cells)
+    by_cell = samples_by_cell(read_samples(samples_file("methods")))
+
+    def samples(key: str) -> list[Samples]:
+        name, scenarios = _scenarios(key)
+        return [by_cell.get((name, scenario), {}) for scenario in scenarios]
+
+    return Reader(results, _cells, samples)
 
 
 CHECKS: dict[str, Check] = {
@@ -143,5 +155,5 @@ FUNCTIONS: dict[str, Function] = {
     "video_methods": _videos,
     "pruned": _pruned,
     "ablations": _ablations,
-    "method_claims": lambda results: claims_table(load_claims("methods", CHECKS), reader(results)),
+    "method_claims": lambda results: claims_table("methods", CHECKS, reader(results)),
 }

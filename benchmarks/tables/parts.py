@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import read_results, results_file, write_results
 from benchmarks.tables import archive, engine, gpu, jobs, lantern, methods, real
+from benchmarks.tables.figures import FIGURE, refresh
 from benchmarks.tables.specs import load
 
 LINE_WIDTH = 130
@@ -16,7 +17,11 @@ LINE_WIDTH = 130
 MODULES = (archive, engine, gpu, jobs, lantern, methods, real)
 PARTS = load({name: function for module in MODULES for name, function in module.FUNCTIONS.items()})
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
+DOCUMENTS = [
+    path
+    for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md")))
+    if MARK.search(path.read_text()) or FIGURE.search(path.read_text())
+]
 
 
 def read_all() -> dict[str, Results]:
@@ -26,8 +31,8 @@ def read_all() -> dict[str, Results]:
 
 
 def fill(text: str, results: dict[str, Results]) -> str:
-    """Render every generated part of `text` again; a part without results names the command to run. Paragraphs are
-    wrapped."""
+    """Render every generated part and every keyed figure of `text` again; a part without results names the command to
+    run. Paragraphs are wrapped."""
 
     def render(match: re.Match[str]) -> str:
         part = PARTS[match["name"]]
@@ -37,7 +42,7 @@ def fill(text: str, results: dict[str, Results]) -> str:
             body = textwrap.fill(body, LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
         return f"{match[1]}{body}\n{match[3]}"
 
-    return MARK.sub(render, text)
+    return refresh(MARK.sub(render, text), results)
 
 
 def show(source: str, results: Results, *names: str) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.claims.checks import Check, Equal
+from benchmarks.claims.load import claims_table
+from benchmarks.claims.reader import Reader, Samples
 from benchmarks.harness.markdown import Results
-from benchmarks.tables.claims import Check, Equal, Reader, claims_table, load_claims
+from benchmarks.harness.samples import read_samples, samples_file
+from benchmarks.tables.methods import samples_by_cell
 from benchmarks.tables.specs import Function
 
 
@@ -51,7 +55,14 @@ def _lossless(results: Results) -> dict[str, Results]:
 
 
 def reader(results: Results) -> Reader:
-    return Reader(results, _cells)
+    scenario = results["scenario"]
+    source = {"dense": "real_vision", "clip": "real_vision_clips"}[scenario]
+    by_cell = samples_by_cell(read_samples(samples_file(source)))
+
+    def samples(key: str) -> list[Samples]:
+        return [by_cell.get((key, scenario), {})]
+
+    return Reader(results, _cells, samples)
 
 
 CHECKS: dict[str, Check] = {"lossless": Equal(_lossless, "settings of {} scenes")}
@@ -59,6 +70,6 @@ FUNCTIONS: dict[str, Function] = {
     "equal_rows": equal_rows,
     "replayed_steps": _replayed,
     "vision_methods": _methods,
-    "vision_claims": lambda results: claims_table(load_claims("real_vision", CHECKS), reader(results)),
-    "clip_claims": lambda results: claims_table(load_claims("real_vision_clips", CHECKS), reader(results)),
+    "vision_claims": lambda results: claims_table("real_vision", CHECKS, reader(results)),
+    "clip_claims": lambda results: claims_table("real_vision_clips", CHECKS, reader(results)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,10 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
     tables = {name: part.render(data).splitlines() for name, part in PARTS.items() if part.source == "lantern"}
     (line,) = tables.pop("lantern_guidance_line")
     assert all(f"{scale:g} (" in line for scale in GUIDANCE)
+    (line,) = tables.pop("lantern_detectable")
+    assert re.search(r"text-conditional \d+ % \(\d+ images\), class-conditional \d+ %", line)
+    assert tables["lantern_claims"].pop(0).startswith("Test-bed: ")
+    assert tables["lantern_claims"].pop(0) == ""
     for lines in tables.values():
         assert len(lines) > 2
         assert len({line.count("|") for line in lines}) == 1

@@ -76,6 +76,7 @@ def test_video_scenarios_have_equal_numbers_a_score_and_frames_of_their_seed() -
 
 def test_every_preset_of_the_zoo_is_in_the_results() -> None:
     results = read_results(methods.RESULTS)
-    assert set(results["methods"]) == set(methods.presets()) | {"drafter_alone", "pruned_drafter_alone"}
+    alone = {"drafter_alone", "pruned_drafter_alone"}
+    assert set(results["methods"]) == set(methods.presets()) | set(methods.varied_jobs()) | alone
     others = {"video_drafter_alone", "video_pruned_drafter_alone", *methods.BUILT}
     assert set(results["video"]["methods"]) == set(methods.presets(video=True)) | others

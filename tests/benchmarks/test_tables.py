@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.harness.markdown import Cells
+from benchmarks.tables.figures import FIGURE, refresh, unkeyed
 from benchmarks.tables.parts import DOCUMENTS, MARK, PARTS, fill, read_all
 from benchmarks.tables.plots import FOLDER, KINDS, PLOTS, Plot, digest_of, plots_of
 from benchmarks.tables.specs import Table, load
@@ -134,3 +135,41 @@ def test_a_withheld_speed_has_no_point_and_is_named() -> None:
 
 
 # --- what the documents claim of committed results -----------------------------------------------------------------
+
+
+# --- figures in prose ----------------------------------------------------------------------------------------------
+
+LOG = Path("docs/design/log.md")
+KEYED_SECTIONS = ("## LANTERN on the zoo's image models\n", "## The papers' claims on the shipped pair\n")
+
+
+def test_a_figure_is_rendered_by_its_key_and_a_stale_one_is_replaced() -> None:
+    results: dict[str, Any] = {"some": {"a b": {"x": [0.5, 0.25]}, "n": 1234}}
+    text = "it is 9.99<!-- = some > a b > x > 1 : .1% --> of 7<!-- = some > n : ,.0f -->"
+    ratio = "<!-- = some > a b > x > 0 / a b > x > 1 : .1f -->"
+    assert refresh(f"{text}; 1.0{ratio}", results) == (
+        f"it is 25.0 %<!-- = some > a b > x > 1 : .1% --> of 1,234<!-- = some > n : ,.0f -->; 2.0{ratio}"
+    )
+    with pytest.raises(KeyError):
+        refresh("1<!-- = some > gone : d -->", results)
+
+
+def test_a_number_without_a_key_is_found() -> None:
+    text = "at δ = 0.1 it is 1.25, in the paper 1.20<!-- paper -->, `0.5`, and 3.1<!-- = some > n : .1f -->"
+    assert unkeyed(f"{text} at guidance 7.5.") == ["1.25"]
+
+
+@pytest.mark.parametrize("section", KEYED_SECTIONS)
+def test_the_discussion_of_the_claims_has_no_number_typed_by_hand(section: str) -> None:
+    text = LOG.read_text(encoding="utf-8").split(section)[1].split("\n## ")[0]
+    assert len(FIGURE.findall(text)) > 20
+    assert unkeyed(text) == []
+
+
+def test_a_stale_figure_in_a_document_is_found() -> None:
+    text = LOG.read_text(encoding="utf-8")
+    first = FIGURE.search(text)
+    assert first is not None
+    stale = text.replace(first[0], first[0].replace(first["figure"], "0.001", 1), 1)
+    assert fill(text, RESULTS) == text != stale
+    assert fill(stale, RESULTS) == text

@@ -1,0 +1,1 @@
+"""Decides the papers' claims from committed results, by one rule, and renders them."""
