@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -163,7 +163,7 @@ def make_plan(
     return plan
 
 
-def recorded(plan: Plan) -> RecordedJob:
+def recorded(plan: JobPlan) -> RecordedJob[Any]:
     """Return the record of the job that its attempts write into the output."""
     revision, output = plan.pair.revisions["target"], plan.output
     newest = [output.read_attempt(number) for number in output.list_attempts()[-1:]]
