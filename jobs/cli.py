@@ -15,6 +15,7 @@ COMMANDS = {
     "caption": "caption images, videos or texts, speculatively",
     "synthesize": "generate images for prompts",
     "estimate": "measure what a job would take, on a sample of its rows",
+    "compare": "run methods over the same rows; compare speed, acceptance and outputs",
     "verify": "decode a share of an output again and compare",
     "check": "check an output against its manifest",
     "check-method": "check a method, and classes of yours that it names, on a small random model",
