@@ -16,7 +16,7 @@ from pipeline.exports.run import check_exports
 from pipeline.formats.kind import Needs
 from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_image
-from pipeline.reports.gallery import Images, ResultRow
+from pipeline.reports.gallery import ResultRow, Shown
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
@@ -46,7 +46,10 @@ class SynthesisPlan(JobPlan):
 
     reads_images: ClassVar[bool] = False
     most_batch_rows: ClassVar[int] = MAX_BATCH_IMAGES
-    picture_columns: ClassVar[tuple[str, ...]] = ("image", "width_px", "height_px", "prompt", "label")
+    picture_columns: ClassVar[tuple[str, ...]] = (
+        *("image", "width_px", "height_px", "prompt", "label"),
+        *("prompt_id", "seed", "guidance_scale"),
+    )
     _summary: ClassVar[type[Summary]] = ImageSummary
 
     @property
@@ -76,7 +79,7 @@ class SynthesisPlan(JobPlan):
         keep = config.sink.keep_columns
         return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
 
-    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[Shown]:
         for row in rows:
             if row.get("image"):
                 image = decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
