@@ -141,7 +141,8 @@ class DatasetExportConfig(Section):
     path: Place
     """The folder, empty or written by the same export."""
     columns: tuple[str, ...] = ()
-    """Columns of the output; by default `sample_id`, `source`, `generated_text` and those of `sink.keep_columns`."""
+    """Columns of the output; by default `sample_id`, `source`, `generated_text` and those of `sink.keep_columns`; of
+    images `sample_id`, `prompt`, `image`, seed and sampling values."""
     images: Literal["none", "first", "all"] = "none"
     """Whether the first image of a row (column `image`), or all of them (column `images`), are read again and added."""
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Captions"
@@ -182,8 +183,49 @@ class LanceExportConfig(Section):
     """If the dataset has the column, and this export has not made it: refuse, or replace it."""
 
 
+class TarExportConfig(Section):
+    """New tars in the layout of img2dataset: of each row an image, `KEY.txt` with the caption or prompt, and
+    `KEY.json`. Images of captions are read again from the source."""
+
+    kind: Literal["tars"] = "tars"
+    path: Place
+    """The folder of the tars, empty or written by the same export."""
+    columns: tuple[str, ...] = ()
+    """Columns of the output in the JSON member; by default ids, method, and of images seed and sampling values."""
+
+
+class FileExportConfig(Section):
+    """Loose image files with a text file beside each, named by the ids of rows."""
+
+    kind: Literal["files"] = "files"
+    path: Place
+    """The folder, empty or written by the same export."""
+    text: Literal["none", "txt", "json"] = "txt"
+    """The file beside an image: none, the caption or prompt, or an object of `columns`."""
+    columns: tuple[str, ...] = ()
+    """Columns of the output in the object; by default those of `tars`."""
+
+
+class ImageFolderExportConfig(Section):
+    """Folders of images with `metadata.jsonl`, which `datasets.load_dataset("imagefolder", …)` opens."""
+
+    kind: Literal["imagefolder"] = "imagefolder"
+    path: Place
+    """The folder, empty or written by the same export."""
+    columns: tuple[str, ...] = ()
+    """Columns of the output in `metadata.jsonl`; by default those of `tars`."""
+
+
+ImageExportConfig = TarExportConfig | FileExportConfig | ImageFolderExportConfig
+"""Exports of images with their texts: images of the source, or those that the job made."""
+
 ExportConfig = Annotated[
-    SidecarExportConfig | DatasetExportConfig | WebDatasetExportConfig | OpenAIBatchExportConfig | LanceExportConfig,
+    SidecarExportConfig
+    | DatasetExportConfig
+    | WebDatasetExportConfig
+    | OpenAIBatchExportConfig
+    | LanceExportConfig
+    | ImageExportConfig,
     Field(discriminator="kind"),
 ]
 

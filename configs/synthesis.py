@@ -10,6 +10,7 @@ from configs.acceptance import LanternAcceptanceConfig, LVSpecAcceptanceConfig
 from configs.contexts import FullContextConfig
 from configs.drafters import BlockDrafterConfig
 from configs.method import MethodConfig
+from configs.output import ExportConfig
 from configs.pool import ActorPoolConfig, EnginePoolConfig, JobSectionConfig
 from configs.schema import SHORT_PROMPT, DatasetJobConfig, SinkConfig, WeightsConfig
 from configs.section import Section
@@ -127,6 +128,8 @@ class ImageSinkConfig(SinkConfig):
     """Whether images are decoded and written."""
     keep_codes: bool = True
     """Whether codes are written."""
+    exports: Annotated[tuple[ExportConfig, ...], Field(strict=False)] = ()
+    """Further [forms](../guides/output.md#exports) of the results, which are written when all rows are published."""
 
     @model_validator(mode="after")
     def _something(self) -> ImageSinkConfig:

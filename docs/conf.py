@@ -12,6 +12,8 @@ html_title = "draftfleet"
 root_doc = "index"
 myst_heading_anchors = 4
 DOCS = Path(__file__).resolve().parent
+SECTIONS = ("guides", "methods", "reference", "results", "design")
+"""Folders of the site in the order of its contents: guides first, design last."""
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -19,8 +21,8 @@ def prepare(app: Any, name: str, source: list[str]) -> None:
     """Add a table of contents to index pages, and turn links to files outside of `docs` into their paths."""
     folder = (DOCS / name).parent
     if name.endswith("index"):
-        own = [] if name == "index" else ["*"]
-        pages = "\n".join([*own, *(["*/index"] if list(folder.glob("*/index.md")) else [])])
+        below = [f"{section}/index" for section in SECTIONS] if name == "index" else ["*"]
+        pages = "\n".join([*below, *(["*/index"] if name != "index" and list(folder.glob("*/index.md")) else [])])
         source[0] += f"\n\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
     def outside(found: re.Match[str]) -> str:

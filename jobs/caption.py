@@ -14,7 +14,7 @@ from actors.serving.crash_ledger import LossBudgetExceeded
 from configs.schema import CaptionJobConfig
 from jobs.command import Command
 from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
-from pipeline.exports.run import run_exports
+from jobs.export import export_results as export
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.reports.summary import Summary
 from pipeline.run.execution import run_job
@@ -25,11 +25,11 @@ from pipeline.run.graph import (
     RunContext,
     caption_dataset,
 )
-from pipeline.run.plan import Plan, make_plan, recorded
+from pipeline.run.plan import Plan, make_plan
 from pipeline.run.plan_text import describe, first_prompt
 from pipeline.storage import checkpoints
 
-__all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
+__all__ = ["DONE", "FAILED", "REFUSED", "export", "main", "run"]
 
 
 def run(plan: Plan) -> Summary:
@@ -64,13 +64,6 @@ def decode_options(plan: Plan) -> DecodeOptions:
     if plan.processing is None:
         return plan.decode_options
     return replace(plan.decode_options, processor=plan.processing.for_tasks(plan.config))
-
-
-def export(plan: Plan) -> list[str]:
-    """Run `sink.exports`; return the lines of their reports."""
-    config = plan.config
-    reports = run_exports(recorded(plan), config.sink.exports, config.job, "sink.exports")
-    return [f"export        {line}" for report in reports for line in report.lines()]
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""`python -m jobs.export`: export the results of a caption job as sidecars, a dataset, tars, result lines or a column.
+"""`python -m jobs.export`: export the results of a job as tars, files, a dataset, sidecars, result lines or a column.
 
 The job may be finished or running: what was published and not exported yet is exported, so the same command resumes.
 Exit status: 0 done, 1 failed, 2 refused (nothing was exported), 3 some rows were refused or files of the output are
@@ -19,8 +19,10 @@ from configs.pool import JobSectionConfig
 from jobs.arguments import new_parser
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports
-from pipeline.output.recorded_job import read_job
+from pipeline.output.recorded_job import read_any_job
 from pipeline.run.external_parts import install_recorded
+from pipeline.run.job_plan import JobPlan
+from pipeline.run.plan import recorded
 from pipeline.storage import access
 
 DONE, FAILED, REFUSED, ROWS_REFUSED = 0, 1, 2, 3
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     with signals.catch_signals() as stop:
         try:
-            job = read_job(arguments.output, "--from")
+            job = read_any_job(arguments.output, "--from")
             exports, dotted = job.config.sink.exports, "sink.exports"
             if arguments.config is not None:
                 exports = load_job(ExportJobConfig, arguments.config, tuple(arguments.overrides)).exports
@@ -75,6 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for report in reports:
         print(*report.lines(), sep="\n")
     return ROWS_REFUSED if any(report.num_refused or report.damaged for report in reports) else DONE
+
+
+def export_results(plan: JobPlan) -> list[str]:
+    """Run `sink.exports` of a job; return the lines of their reports."""
+    config = plan.config
+    reports = run_exports(recorded(plan), config.sink.exports, config.job, "sink.exports")
+    return [f"export        {line}" for report in reports for line in report.lines()]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from ray.data import Dataset
 from configs.synthesis import SynthesizeJobConfig
 from jobs.command import Command
 from jobs.exit_status import JOB, in_help
+from jobs.export import export_results
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import IMAGE_ROWS_PER_GROUP
 from pipeline.run.execution import run_job
@@ -52,6 +53,7 @@ COMMAND = Command(
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,
     build=results,
+    export=export_results,
 )
 main, parser = COMMAND.main, COMMAND.parser
 

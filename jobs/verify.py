@@ -1,5 +1,6 @@
-"""`python -m jobs.verify OUTPUT`: decode a share of a caption job's rows again, plainly or by another configuration,
-under the same noise, and compare them with the output, which may be finished or still written.
+"""`python -m jobs.verify OUTPUT`: decode a share of a job's captions or images again, plainly or by another
+configuration, under the same noise, and compare them with the output, which may be finished or still written. Images
+are compared by their codes.
 
 Exit status: 0 no row differs beyond the tie tolerance, 1 the verification failed or a row could not be compared, 2
 refused (nothing was started), 3 rows differ or several rows have one id, 143 and 130 stopped by SIGTERM and SIGINT.
@@ -21,11 +22,12 @@ from pathlib import Path
 from actors.losses import MetricError
 from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent
 from configs.load import ConfigError
+from jobs import caption, synthesize
 from jobs.arguments import new_parser
-from jobs.caption import results
 from pipeline.cluster import signals
 from pipeline.verify.compare import NOT_COMPARED
-from pipeline.verify.run import Settings, Verification, prepare, verify
+from pipeline.verify.run import Verification, prepare, verify
+from pipeline.verify.second import Settings
 
 EQUAL, FAILED, REFUSED, DIFFERENT = 0, 1, 2, 3
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"verifying {prepared.num_chosen:,} rows of {prepared.job.output.shown()}", flush=True)
             if line := prepared.plan.resources.line():
                 print(f"gpus: {line}", flush=True)
-            verification = verify(prepared, results)
+            verification = verify(prepared, (synthesize if prepared.job.makes_images else caption).results)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)
             return REFUSED

@@ -32,7 +32,8 @@ from pipeline.run.plan import make_plan
 from pipeline.verify.bounds import detection_probability
 from pipeline.verify.compare import DIFFERENT, RowComparison
 from pipeline.verify.rows import SampleShare, count_chosen, rounds
-from pipeline.verify.run import Settings, decode_again, prepare, verify
+from pipeline.verify.run import decode_again, prepare, verify
+from pipeline.verify.second import Settings
 from zoo.pair import CHECKPOINTS
 from zoo.text import held_out_questions
 from zoo.world import listing

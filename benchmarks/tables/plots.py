@@ -96,11 +96,24 @@ def _bars(pyplot: Any, plot: Plot) -> Any:
 
 
 def _trade_off(pyplot: Any, plot: Plot) -> Any:
-    """Draw groups of points, each joined by a line."""
+    """Draw groups of points, each joined by a line. Points have a label if there is a third value, above the line of
+    every second group and below that of the others."""
     figure, axes = _axes(pyplot, plot)
-    for name, group in plot.data.items():
-        axes.plot(*zip(*sorted(group), strict=True), marker="o", markersize=4, label=name)
-    figure.legend(loc="outside right upper")
+    for number, (name, group) in enumerate(plot.data.items()):
+        points = sorted(group)
+        [line] = axes.plot(*zip(*(point[:2] for point in points), strict=True), marker="o", markersize=4, label=name)
+        right = number % 2 == 0
+        place = {"xytext": (5, 4) if right else (-5, -10), "ha": "left" if right else "right"}
+        for x, y, *label in points:
+            if label:
+                axes.annotate(
+                    label[0], (x, y), textcoords="offset points", fontsize=7.5, color=line.get_color(), **place
+                )
+    axes.margins(0.12)
+    axes.tick_params(length=4)
+    axes.locator_params(nbins=8)
+    if len(plot.data) > 1:
+        figure.legend(loc="outside right upper")
     return figure
 
 
@@ -199,15 +212,16 @@ def _lossy(results: Results, methods: Results) -> Plot:
         "without shift": "LVSpec: λ without position shift",
         "random": "random relaxation: probability",
     }
-    data = {
+    data: dict[str, list[tuple[float, float, str]]] = {
         label: [
-            (cell["acceptance_length"]["single"], cell["attribute_f1"]) for cell in results["groups"][name].values()
+            (cell["acceptance_length"]["single"], cell["attribute_f1"], setting)
+            for setting, cell in results["groups"][name].items()
         ]
         for label, name in names.items()
     }
     for label, name in (("typical", "typical"), ("FLy, gate only", "fly_gate")):
         cell = methods["methods"][name]["scenarios"]["single"]
-        data[label] = [(cell["mean_acceptance_length"], cell["attribute_f1"])]
+        data[label] = [(cell["mean_acceptance_length"], cell["attribute_f1"], label)]
     return Plot("trade_off", ("", "mean acceptance length", "F1 of attribute words"), data)
 
 

@@ -9,11 +9,10 @@ Images are read again from the source. A published file that was emptied later h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,23 +21,20 @@ from configs.output import CAPTION_COLUMN, DatasetExportConfig
 from configs.source import SourceConfig
 from pipeline.exports import card
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
+from pipeline.exports.media import IMAGE_ROW_S, PROMPT_COLUMN, SourceImages
 from pipeline.exports.own_folder import OwnFolder, target_tree
-from pipeline.exports.rows import check_columns, hash_of, manifest_of, parts_of, read_rows
-from pipeline.formats.uris import Fetcher
-from pipeline.manifest.datasource import SpanDatasource
-from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
-from pipeline.manifest.manifest import Manifest
-from pipeline.output.accounts import locate
+from pipeline.exports.rows import check_columns, hash_of, parts_of, read_rows
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP, RowError
+from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 from pipeline.storage.tree import Tree
 
 FOLDER = "data"
-ROW_S, IMAGE_ROW_S = 2e-6, 5e-3
+ROW_S = 2e-6
 DEFAULT_COLUMNS = ("sample_id", "source", CAPTION_COLUMN)
+IMAGE_COLUMNS = ("sample_id", PROMPT_COLUMN, "image", "seed", "temperature", "top_k", "top_p", "guidance_scale")
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,11 @@ class Dataset(OwnFolder):
     @classmethod
     def of(cls, job: RecordedJob, config: DatasetExportConfig, dotted: str) -> Dataset:
         """Check the job; ConfigError for unknown columns, or a source that changed and whose images are needed."""
-        columns = config.columns or tuple(dict.fromkeys((*DEFAULT_COLUMNS, *job.manifest.keep.names)))
+        default = IMAGE_COLUMNS if job.makes_images else DEFAULT_COLUMNS
+        columns = config.columns or tuple(dict.fromkeys((*default, *job.manifest.keep.names)))
         check_columns(job, columns, f"{dotted}.columns")
+        if job.makes_images and config.images != "none":
+            raise ConfigError(f"{dotted}.images: the job makes images, and its source holds prompts; leave it out")
         for name in {"first": ("image",), "all": ("images",)}.get(config.images, ()):
             if name in columns:
                 raise ConfigError(f"{dotted}.images: the column {name!r} is one of the output already; leave one out")
@@ -86,7 +85,8 @@ class Dataset(OwnFolder):
         schema = self._schema(table.schema)
         with self.tree.writing(relative) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             for rows in self._with_images(table, refused) if self.root else (table.select(self.columns),):
-                writer.write_table(rows.cast(schema), IMAGE_ROWS_PER_GROUP if self.root else None)
+                has_images = bool(self.root) or "image" in schema.names
+                writer.write_table(rows.cast(schema), IMAGE_ROWS_PER_GROUP if has_images else None)
                 num_rows += rows.num_rows
         return PartOutcome(num_rows, 0, tuple(refused))
 
@@ -117,9 +117,12 @@ class Dataset(OwnFolder):
 
     def _schema(self, read: pa.Schema) -> pa.Schema:
         schema = pa.schema([read.field(name) for name in self.columns])
-        if not self.root:
-            return schema
         image_feature = {"_type": "Image"}
+        if not self.root:
+            if "image" not in self.columns or schema.field("image").type != IMAGE:
+                return schema
+            made = json.dumps({"info": {"features": {"image": image_feature}}})
+            return schema.with_metadata({HUGGING_FACE_KEY: made})
         name, kind, feature = "image", IMAGE, dict[str, Any](image_feature)
         if self.config.images == "all":
             name, kind, feature = "images", pa.list_(IMAGE), {"_type": "List", "feature": image_feature}
@@ -128,59 +131,15 @@ class Dataset(OwnFolder):
 
     def _with_images(self, table: pa.Table, refused: list[Refusal]) -> Iterator[pa.Table]:
         """Yield the rows with their images, a span of the source at a time; rows without their media are refused."""
-        manifest = manifest_of(self.output, self.listing)
-        [located] = locate([table], PathIndex(manifest.files["path"]))
-        ordinals, positions = np.unique(located.files, return_inverse=True)
-        if ordinals[0] < 0:
-            raise RuntimeError("a row's source is no listed file of the job")
-        files = manifest.files.take(pa.array(ordinals)).combine_chunks()
-        some = Manifest(self.root, files, pa.schema([]))
-        unread = DoneBitmap.all_but(some.counts, positions, located.rows)
-        reader = SpanDatasource(self.source, some, done=unread)
-        wanted: dict[tuple[str, int], list[int]] = {}
-        for index, key in enumerate(zip(table["source"].to_pylist(), table["row_index"].to_pylist(), strict=True)):
-            wanted.setdefault(key, []).append(index)
-        for span in range(reader.num_spans):
-            read = reader.read(span, note=False)
-            row_indices: list[int] = []
-            images: list[Any] = []
-            for index in range(read.num_rows):
-                indices = wanted.pop((read["source"][index].as_py(), read["row_index"][index].as_py()), [])
-                if not indices:
-                    continue
-                try:
-                    if code := read["error_type"][index].as_py():
-                        raise RowError(code, read["error_message"][index].as_py())
-                    cell = _encoded(read["images"][index].as_py(), self.source, self.root)
-                except RowError as error:
-                    refused += [_refusal(table, row, f"{error.code}: {error.message}") for row in indices]
-                    continue
-                row_indices += indices
-                images += [cell if self.config.images == "all" else next(iter(cell), None)] * len(indices)
-            if row_indices:
-                rows = table.select(self.columns).take(pa.array(row_indices))
-                kind = pa.list_(IMAGE) if self.config.images == "all" else IMAGE
-                yield rows.append_column("images" if self.config.images == "all" else "image", pa.array(images, kind))
-        lost = [row for indices in wanted.values() for row in indices]
-        refused += [_refusal(table, row, "its source has no such row any more") for row in lost]
+        is_all = self.config.images == "all"
+        read = SourceImages(self.output, self.source, self.root, self.listing)
+        for indices, cells in read.of(table, refused):
+            rows = table.select(self.columns).take(pa.array(indices))
+            images: list[Any] = cells if is_all else [next(iter(cell), None) for cell in cells]
+            name, kind = ("images", pa.list_(IMAGE)) if is_all else ("image", IMAGE)
+            yield rows.append_column(name, pa.array(images, kind))
 
 
 def target_name(name: str) -> str:
     """Return the path of the exported file with the rows of a published file."""
     return f"{FOLDER}/train-{name.rpartition('/')[2]}"
-
-
-def _refusal(table: pa.Table, row: int, message: str) -> Refusal:
-    return Refusal(table["sample_id"][row].as_py(), table["source"][row].as_py(), "export_failed", message)
-
-
-def _encoded(cell: Sequence[dict[str, Any]], source: SourceConfig, root: str) -> list[dict[str, Any]]:
-    """Return a row's images as encoded bytes; RowError for the first that cannot be fetched."""
-    fetched = Fetcher(source, root).fetch([image["uri"] for image in cell if image["bytes"] is None])
-    encoded = []
-    for image in cell:
-        data = fetched[image["uri"]] if image["bytes"] is None else image["bytes"]
-        if isinstance(data, RowError):
-            raise data
-        encoded.append({"bytes": data, "path": None})
-    return encoded

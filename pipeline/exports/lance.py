@@ -47,7 +47,7 @@ class LanceColumn:
         name = job.config.source.id_column
         if name is None:
             raise ConfigError(f"{dotted}: captions are merged by id, and the job has no source.id_column")
-        if job.config.multiplies_rows:
+        if job.multiplies_rows:
             raise ConfigError(
                 f"{dotted}: a sample of the job has several rows, and a row of a dataset gets one caption"
             )

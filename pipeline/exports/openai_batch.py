@@ -53,7 +53,7 @@ class OpenAIBatch(OwnFolder):
                 f"{dotted}: a file of results is written for each file of requests, and source.kind is "
                 f"{job.config.source.kind!r}; exports of kind dataset take all sources"
             )
-        if job.config.multiplies_rows:
+        if job.multiplies_rows:
             raise ConfigError(f"{dotted}: a sample of the job has several rows, and a request has one result")
         tree, model = target_tree(job, config.path, f"{dotted}.path"), access.shown(job.config.model.target.path)
         return cls(job.output, tree, model, job.fingerprint, _created(job.views))

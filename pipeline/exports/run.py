@@ -11,14 +11,19 @@ from configs.load import ConfigError
 from configs.output import (
     DatasetExportConfig,
     ExportConfig,
+    FileExportConfig,
+    ImageFolderExportConfig,
     LanceExportConfig,
     OpenAIBatchExportConfig,
     SidecarExportConfig,
+    TarExportConfig,
 )
 from configs.pool import JobSectionConfig
 from files.local import OutsideRoots
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
+from pipeline.exports.image_files import ImageFiles
+from pipeline.exports.image_tars import ImageTars
 from pipeline.exports.lance import LanceColumn
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome
 from pipeline.exports.openai_batch import OpenAIBatch
@@ -98,7 +103,7 @@ def check_exports(
     is another folder than before and not `accepts_moved`."""
     targets: dict[Any, int] = {}
     exporters: list[Exporter] = []
-    if any(map(_reads_source, exports)):
+    if not job.makes_images and any(map(_reads_source, exports)):
         check_stores("source.path", job.config.source.paths)
     for number, export in enumerate(exports):
         target = (export.format, export.names) if isinstance(export, SidecarExportConfig) else export.path.rstrip("/")
@@ -119,6 +124,15 @@ def _reads_source(export: ExportConfig) -> bool:
 
 
 def _exporter(job: RecordedJob, export: ExportConfig, dotted: str) -> Exporter:
+    if isinstance(export, TarExportConfig):
+        return ImageTars.of(job, export, dotted)
+    if isinstance(export, FileExportConfig | ImageFolderExportConfig):
+        return ImageFiles.of(job, export, dotted)
+    if job.makes_images and not isinstance(export, DatasetExportConfig):
+        raise ConfigError(
+            f"{dotted}.kind: {export.kind} exports texts, and the job makes images; take tars, files, imagefolder or "
+            "dataset"
+        )
     if isinstance(export, SidecarExportConfig):
         return Sidecars.of(job, export, dotted)
     if isinstance(export, DatasetExportConfig):

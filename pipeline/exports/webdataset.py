@@ -44,7 +44,7 @@ class WebDataset(OwnFolder):
                 f"{dotted}: captions are added to the tars of source.kind webdataset, and source.kind is "
                 f"{job.config.source.kind!r}; exports of kind dataset take all sources"
             )
-        if job.config.multiplies_rows:
+        if job.multiplies_rows:
             raise ConfigError(f"{dotted}: a sample of the job has several rows, and one caption is added to a sample")
         if config.extension.endswith("json"):
             check_columns(job, config.columns, f"{dotted}.columns")

@@ -1,4 +1,4 @@
-"""Reads what a caption job has recorded in its output (configuration, target revision, manifest) and its results, and
+"""Reads what a job has recorded in its output (configuration, target revision, manifest) and its results, and
 finds the rows of its source that they answer."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJobConfig, SamplingConfig
 from configs.source import with_older
+from configs.synthesis import SynthesizeJobConfig
 from files.installation import command
 from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.manifest.freezing import list_source, open_listing
@@ -46,15 +47,18 @@ def keys_of(rows: pa.Table, salt: str = "") -> Hashes:
     return hash_ids(pc.binary_join_element_wise(*parts, pa.scalar("\n", pa.large_string())))
 
 
+Config = TypeVar("Config", bound=CaptionJobConfig | SynthesizeJobConfig)
+
+
 @dataclass(frozen=True)
-class RecordedJob:
-    """The record of a caption job: its output, the views of its shards (or the output alone), its newest configuration
-    with fingerprint and target revision, and its manifest. `special_tokens` is that of the recorded revisions
-    (`actors.loading.pair`)."""
+class RecordedJob(Generic[Config]):
+    """The record of a job that makes captions or images: its output, the views of its shards (or the output alone), its
+    newest configuration with fingerprint and target revision, and its manifest. `special_tokens` is that of the
+    recorded revisions (`actors.loading.pair`)."""
 
     output: OutputDir
     views: tuple[OutputDir, ...]
-    config: CaptionJobConfig
+    config: Config
     fingerprint: str
     target_revision: str
     manifest: Manifest
@@ -64,14 +68,27 @@ class RecordedJob:
     source_code: str = ""
     """Name and SHA-256 of the external code of `source.kind`; empty if it is a built-in kind."""
 
+    @property
+    def makes_images(self) -> bool:
+        """Whether the results are images."""
+        return isinstance(self.config, SynthesizeJobConfig)
+
+    @property
+    def multiplies_rows(self) -> bool:
+        """Whether a sample may have several rows."""
+        if isinstance(self.config, SynthesizeJobConfig):
+            return self.config.sampling.num_images_per_prompt > 1
+        return self.config.multiplies_rows
+
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
         if a file is damaged or was made by another configuration."""
         for view in self.views:
             for file in read_all_found(view, list_published(view, DATA), columns):
-                yield self._checked(file, dotted)
+                yield self.checked(file, dotted)
 
-    def _checked(self, file: Found, dotted: str) -> pa.Table:
+    def checked(self, file: Found, dotted: str) -> pa.Table:
+        """Return the table of a file that was read; raise ConfigError as `results`."""
         if file.table is None:
             raise ConfigError(
                 f"{dotted}: {self.output.shown(file.relative)}: {file.problem}; `{shlex.join(command('check'))}` "
@@ -134,13 +151,24 @@ def _refuse_files(manifest: Manifest, wrong: Any, what: str) -> None:
         raise ConfigError(f"source.path: {names}{more}: {what} it; results belong to the rows that they were made from")
 
 
-@planning()
-def read_job(path: str, dotted: str) -> RecordedJob:
+def read_job(path: str, dotted: str) -> RecordedJob[CaptionJobConfig]:
     """Read the record of the caption job in `path`, which is the value of the field `dotted`.
 
     Raises:
         ConfigError: there is no output of a caption job, it cannot be read, or its shards have several configurations.
     """
+    job = read_any_job(path, dotted)
+    if job.makes_images:
+        raise ConfigError(
+            f"{dotted}: {job.output.shown()} is the output of a synthesis job, and texts are in outputs of "
+            "caption jobs; its rows are read with source.kind parquet"
+        )
+    return job
+
+
+@planning()
+def read_any_job(path: str, dotted: str) -> RecordedJob[Any]:
+    """Read the record of the caption or synthesis job in `path`, as `read_job`."""
     check_stores(dotted, [path])
     output = OutputDir(path)
     try:
@@ -151,7 +179,7 @@ def read_job(path: str, dotted: str) -> RecordedJob:
         raise ConfigError(f"{dotted}: {output.shown()} cannot be read: {access.reason_of(error, path)}") from None
 
 
-def _read(output: OutputDir, dotted: str) -> RecordedJob:
+def _read(output: OutputDir, dotted: str) -> RecordedJob[Any]:
     manifest = read_parts(output)
     views = [output]
     if manifest is not None and manifest.num_shards > 1:
@@ -160,7 +188,7 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     if manifest is None or not newest:
         raise ConfigError(
             f"{dotted}: {output.shown()} is no output of a job: it holds no manifest and attempts in _job/; name "
-            "the sink.path of a caption job"
+            "the sink.path of a job"
         )
     records = {view: view.read_attempt(number) for view, number in newest.items()}
     fingerprints = {str(record.get("config_fingerprint")) for record in records.values()}
@@ -171,17 +199,14 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     where = f"{dotted}: the record of the job in {output.shown()}"
     if not isinstance(data, dict):
         raise ConfigError(f"{where} has no configuration; it was made by an old version")
-    if "num_images_per_prompt" in data.get("sampling", {}):
-        raise ConfigError(
-            f"{dotted}: {output.shown()} is the output of a synthesis job, and texts are in outputs of "
-            "caption jobs; its rows are read with source.kind parquet"
-        )
-    if isinstance(data.get("sampling"), dict):
+    makes_images = "num_images_per_prompt" in data.get("sampling", {})
+    if not makes_images and isinstance(data.get("sampling"), dict):
         # A key that the job did not have yet is at its default, and not the target's generation setting.
         data["sampling"] = SamplingConfig().model_dump(mode="json") | data["sampling"]
     data["source"] = with_older(data.get("source"))
     revisions = record.get("content", {}).get("revisions", {})
-    config = validate(CaptionJobConfig, data, where, recorded=True)
+    model: Any = SynthesizeJobConfig if makes_images else CaptionJobConfig
+    config = validate(model, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
     code = revisions.get("special_tokens"), revisions.get("source.kind", "")

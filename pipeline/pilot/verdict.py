@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from actors.auto.comparison import T_95
 from actors.auto.trial import MAX_LONGER, block_rows
 from actors.results import CandidateResult, TrialResult
 from configs.drafters import NoDrafterConfig
@@ -21,6 +18,7 @@ from configs.method import AutoMethodConfig, MethodConfig
 from configs.pool import EnginePoolConfig
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
+from pipeline.reports.intervals import mean_interval
 
 MIN_ROUNDS, MAX_ROUNDS = 4, 12
 """Rounds of the pilot's trial. The first one warms up compilers and caches; the others give the intervals."""
@@ -57,12 +55,8 @@ class Range:
 
 def mean_of(values: Sequence[float]) -> Range:
     """Return the mean of independent values with Student's 95 % interval, infinitely wide for one value."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Range(mean, -math.inf, math.inf)
-    student = T_95[max(known for known in T_95 if known < len(values))]
-    width = student * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Range(mean, mean - width, mean + width)
+    interval = mean_interval(values)
+    return Range(interval.value, interval.low, interval.high)
 
 
 def pilot_method(method: MethodConfig, slots: int | None = None, num_rows: int = 0) -> MethodConfig:

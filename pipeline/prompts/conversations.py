@@ -180,3 +180,16 @@ def place_media(conversation: Conversation, kind: str, given: Sequence[Any], col
 
 def _invalid(column: str, what: str) -> RowError:
     return RowError("invalid_value", f"the column {column!r} {what}")
+
+
+def text_of_messages(messages: str, max_chars: int = 2000) -> str:
+    """Return the texts of the user's turns in the JSON list of chat turns of a decoded row, at most `max_chars` long;
+    empty for a row without turns."""
+    texts: list[str] = []
+    for message in json.loads(messages) if messages else []:
+        content = message.get("content")
+        if message.get("role") != "user":
+            continue
+        parts = [{"text": content}] if isinstance(content, str) else content or []
+        texts += [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")]
+    return "\n".join(texts)[:max_chars]

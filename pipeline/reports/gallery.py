@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.reports.live import SAMPLE_COLUMNS, audited_places
-from pipeline.reports.result_tables import list_tables, open_result
+from pipeline.reports.result_tables import added, list_tables, open_result
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 MAX_ROWS, MAX_ROWS_LIMITED = 48, 500
@@ -31,12 +31,17 @@ MAX_IMAGES_PER_ROW = 4
 SIDE_PX = 320
 """Longer side of the thumbnails, twice their displayed size."""
 MAX_TEXT_CHARS = 4_000
+MAX_PROMPT_CHARS = 600
+MAX_REPLICAS = 8
+"""Maximum number of images of one prompt in one item; further replicas have an item of their own."""
 MAX_BYTES = 3_500_000
 """Maximum number of bytes of texts and thumbnails in the page; rows beyond them are left out."""
 
 ResultRow = Mapping[str, Any]
 Images = Sequence[NDArray[np.uint8]]
 """RGB images (height, width, 3)."""
+Shown = tuple[str, Images] | tuple[str, Images, str]
+"""The id of a sample, its images, and its prompt if it is not a column of the row."""
 
 
 @dataclass
@@ -51,11 +56,24 @@ class GalleryItem:
     histogram: list[int]
     images: list[str] = field(default_factory=list)
     """Data URIs."""
+    status: str = ""
+    prompt: str = ""
+    lines: list[str] = field(default_factory=list)
+    """Lines below the images, one each; empty if the images have none."""
+
+    def join(self, other: GalleryItem) -> None:
+        """Add another image of the same prompt."""
+        if len(self.lines) == 1:
+            self.sample_id = self.sample_id.rpartition("#")[0] or self.sample_id
+        self.lines += other.lines
+        self.histogram = added(self.histogram, other.histogram)
+        self.facts = [f"{len(self.lines)} images of the prompt"]
 
     @property
     def num_bytes(self) -> int:
         """Size in the page, without markup and images."""
-        texts = (self.sample_id, self.source, self.error_type, *self.facts, *(text for _, text in self.texts))
+        texts = (self.sample_id, self.source, self.error_type, self.prompt, *self.facts, *self.lines)
+        texts += tuple(text for _, text in self.texts)
         return sum(len(escape(text).encode("utf-8", "replace")) for text in texts)
 
 
@@ -107,49 +125,82 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[ResultRow]:
 
 def make_gallery(
     rows: Sequence[ResultRow],
-    pictures: Callable[[Sequence[ResultRow]], Iterator[tuple[str, Images]]] | None = None,
+    pictures: Callable[[Sequence[ResultRow]], Iterator[Shown]] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Gallery:
-    """Return the gallery of rows with `SAMPLE_COLUMNS`, in order; `pictures` yields images by sample id."""
+    """Return the gallery of rows with `SAMPLE_COLUMNS`, in order; `pictures` yields images by sample id. Adjacent
+    images of one prompt are one item."""
     items: list[GalleryItem] = []
-    remaining = max_bytes
+    by_id: dict[str, GalleryItem] = {}
+    remaining, num_shown, last = max_bytes, 0, ""
     for row in rows:
         item = _item(row)
         remaining -= item.num_bytes
         if remaining < 0:
             break
-        items.append(item)
-    by_id = {item.sample_id: item for item in items}
-    for sample_id, images in pictures(rows[: len(items)]) if pictures is not None else ():
-        for image in images[:MAX_IMAGES_PER_ROW] if sample_id in by_id else ():
+        num_shown += 1
+        prompt_id = "" if row["error_type"] else row.get("prompt_id") or ""
+        if prompt_id and prompt_id == last and len(items[-1].lines) < MAX_REPLICAS:
+            items[-1].join(item)
+        else:
+            items.append(item)
+        last = prompt_id
+        by_id[item.sample_id] = items[-1]
+    for sample_id, images, *prompt in pictures(rows[:num_shown]) if pictures is not None else ():
+        shown = by_id.get(sample_id)
+        if shown is None:
+            continue
+        if prompt and not shown.prompt:
+            shown.prompt = cut_text(str(prompt[0]), MAX_PROMPT_CHARS)
+            remaining -= len(escape(shown.prompt).encode("utf-8", "replace"))
+        for image in images[:MAX_IMAGES_PER_ROW]:
             uri = thumbnail_uri(image)
             remaining -= len(uri)
             if remaining < 0:
-                return Gallery(items, len(rows) - len(items))
-            by_id[sample_id].images.append(uri)
-    return Gallery(items, len(rows) - len(items))
+                return Gallery(items, len(rows) - num_shown)
+            shown.images.append(uri)
+    return Gallery(items, len(rows) - num_shown)
+
+
+def cut_text(text: str, max_chars: int) -> str:
+    """Return a text of at most `max_chars` characters and an ellipsis."""
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def _item(row: ResultRow) -> GalleryItem:
     telemetry = row.get("telemetry") or {}
-    facts = [row["status"], f"{row['num_generated_tokens']:,} tokens"]
+    facts = [f"{row['num_generated_tokens']:,} tokens"]
     histogram: list[int] = []
     if telemetry.get("num_draft_tokens") and (steps := telemetry["num_spec_steps"]):
         facts += [f"{steps:,} steps", f"acceptance length {telemetry['mean_acceptance_length']:.2f}"]
         histogram = list(telemetry["acceptance_histogram"])
+    prompt = row.get("prompt") or (f"class {row['label']}" if row.get("label") is not None else "")
+    lines: list[str] = []
     if row["error_type"]:
         texts, facts = [("", row["error_message"])], []
     else:
         text = row.get("generated_text")
-        prompt = row.get("prompt") or (f"class {row['label']}" if row.get("label") is not None else "")
-        texts = [("", prompt if text is None else text.strip())]
+        texts = [] if text is None else [("", text.strip())]
+        lines = [_line(row)] if row.get("prompt_id") else []
         if (loss := row.get("audit_loss")) is not None:
-            texts = [(row["method"], texts[0][1]), ("plain", row["audit_text"].strip())]
+            texts = [(row["method"], (text or "").strip()), ("plain", row["audit_text"].strip())]
             facts.append(f"loss {loss:.2f}")
-    cut = [(label, text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…") for label, text in texts]
+    cut = [(label, cut_text(text, MAX_TEXT_CHARS)) for label, text in texts]
+    own_id, source = row["sample_id"][:MAX_TEXT_CHARS], row.get("source") or ""
     return GalleryItem(
-        row["sample_id"][:MAX_TEXT_CHARS], row.get("source") or "", row["error_type"], cut, facts, histogram
+        *(own_id, source, row["error_type"], cut, facts, histogram),
+        status=row["status"],
+        prompt=cut_text(prompt, MAX_PROMPT_CHARS),
+        lines=lines,
     )
+
+
+def _line(row: ResultRow) -> str:
+    """Return number, seed and guidance of a generated image."""
+    parts = [f"#{row.get('replica') or 0}"]
+    parts += [f"seed {row['seed']}"] if row.get("seed") is not None else []
+    parts += [f"guidance {row['guidance_scale']:g}"] if row.get("guidance_scale") is not None else []
+    return " · ".join(parts)
 
 
 def thumbnail_uri(image: NDArray[np.uint8]) -> str:

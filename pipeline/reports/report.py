@@ -18,8 +18,9 @@ from pipeline.reports import charts, loss
 from pipeline.reports.charts import Point
 from pipeline.reports.gallery import Gallery
 from pipeline.reports.live import Live, windows_of
+from pipeline.reports.outcome import DEFAULT_ADVICE, most_common
 from pipeline.reports.summary import CONVENTION, Summary
-from pipeline.rows.schemas import ERROR_CODES
+from pipeline.rows.schemas import ERROR_ADVICE, ERROR_CODES
 
 FOLDER = Path(__file__).with_name("templates")
 MAX_CONFIG_CHARS = 100_000
@@ -45,6 +46,7 @@ class JobReport:
     """State of this attempt; None if it computed no rows."""
     gallery: Gallery
     gallery_note: str = ""
+    job_id: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
 
@@ -65,11 +67,21 @@ def render(report: JobReport) -> str:
         config=text[:MAX_CONFIG_CHARS],
         versions=_flat(report.versions),
         convention=CONVENTION,
+        headline=_headline(report),
+        statuses=sorted({item.status for item in report.gallery.items if item.status}),
+        codes=sorted({item.error_type for item in report.gallery.items if item.error_type}),
         spark=charts.sparkline,
         style=Markup(style),
         script=Markup(script),
-        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'",
+        policy=page_policy(style, script),
+    )
+
+
+def page_policy(style: str, script: str = "") -> str:
+    """Return the content security policy of a page with this inline style and script, which may load nothing."""
+    scripts = f"script-src '{_hash(script)}'; " if script else ""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; {scripts}base-uri 'none'; form-action 'none'"
     )
 
 
@@ -106,6 +118,22 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {remainder} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def _headline(report: JobReport) -> tuple[str, str]:
+    """Return why a job failed, as a headline and an explanation; empty if it did not."""
+    reason = report.summary.verdict.reason
+    if report.state == "failed" or (reason and report.state != "running"):
+        return "The job failed", reason
+    if report.state not in ("running", "done"):
+        return f"The job {report.state}", reason or _commonest_error(report)
+    return "", reason
+
+
+def _commonest_error(report: JobReport) -> str:
+    """Return the most frequent error of the rows so far, with what to do; empty without one."""
+    code, count = most_common(report.summary.errors_by_type)
+    return f"Most often with {code} ({count:,} rows); {ERROR_ADVICE.get(code, DEFAULT_ADVICE)}" if code else ""
 
 
 def _tiles(report: JobReport) -> list[tuple[str, str, str]]:
@@ -148,23 +176,26 @@ def _charts(report: JobReport) -> dict[str, Markup]:
         for depth in range(1, len(reached))
         if reached[depth - 1]
     ]
-    accepted = (
-        [
-            (f"{depth}", 100 * count / steps, f"{count:,} steps ({count / steps:.1%}) accepted {depth} drafts")
-            for depth, count in enumerate(summary.acceptance_histogram)
-            if steps
-        ]
-        if summary.num_draft_tokens
-        else []
-    )
-    drawn = {
-        "positions": charts.bar_chart(positions, "share of steps that accepted each position", "position"),
-        "conditional": charts.bar_chart(conditional, "acceptance of each position, if reached", "position"),
-        "accepted": charts.bar_chart(accepted, "percent of steps by number of accepted drafts", "accepted drafts"),
-        "engine": _engine_time(summary),
-        "waits": _waits(summary),
-    }
-    return drawn | (_over_time(report.live) if report.live else {})
+    accepted = [
+        (f"{depth}", 100 * count / steps, f"{count:,} steps ({count / steps:.1%}) accepted {depth} drafts")
+        for depth, count in enumerate(summary.acceptance_histogram)
+        if steps
+    ]
+    drawn: dict[str, Markup] = {}
+    if summary.num_draft_tokens:
+        drawn = {
+            "positions": charts.bar_chart(positions, "share of steps that accepted each position", "position"),
+            "conditional": charts.bar_chart(conditional, "acceptance of each position, if reached", "position"),
+            "accepted": charts.bar_chart(accepted, "percent of steps by number of accepted drafts", "accepted drafts"),
+        }
+    if summary.engine_s:
+        drawn["engine"] = _engine_time(summary)
+    if summary.waits.total_s:
+        drawn["waits"] = _waits(summary)
+    over_time = _over_time(report.live) if report.live and report.live.history.windows else {}
+    if not summary.num_draft_tokens:
+        over_time.pop("length", None)
+    return drawn | over_time
 
 
 def _over_time(live: Live) -> dict[str, Markup]:
@@ -195,14 +226,12 @@ def _over_time(live: Live) -> dict[str, Markup]:
 def _engine_time(summary: Summary) -> Markup:
     total_ms = summary.engine_s * 1000
     phases = (("prefill", summary.prefill_ms), ("draft", summary.draft_ms), ("verify", summary.verify_ms))
-    shares = [(name, ms / total_ms, f"{ms / total_ms:.1%} · {duration(ms / 1000)}") for name, ms in phases if total_ms]
-    return charts.share_bar(shares, "engine time by phase") if shares else Markup('<p class="quiet">no data yet</p>')
+    shares = [(name, ms / total_ms, f"{ms / total_ms:.1%} · {duration(ms / 1000)}") for name, ms in phases]
+    return charts.share_bar(shares, "engine time by phase")
 
 
 def _waits(summary: Summary) -> Markup:
     waits = summary.waits
-    if not waits.total_s:
-        return Markup('<p class="quiet">no data yet</p>')
     busy_s = max(0.0, waits.total_s - waits.idle_s - waits.queued_s)
     parts = (
         ("engines work, rows wait for a slot", waits.queued_s),
@@ -239,4 +268,9 @@ def _flat(values: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return pairs
 
 
-_TEMPLATE = _environment().get_template("report.html.j2")
+def template(name: str) -> jinja2.Template:
+    """Return a template of this folder, which escapes all values."""
+    return _environment().get_template(name)
+
+
+_TEMPLATE = template("report.html.j2")

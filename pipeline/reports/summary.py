@@ -145,6 +145,8 @@ class Summary:
     def acceptance_by_position(self) -> list[float]:
         """Entry i: the share of steps that accepted at least i + 1 drafted tokens."""
         steps = sum(self.acceptance_histogram)
+        if not steps:
+            return []
         return [sum(self.acceptance_histogram[depth:]) / steps for depth in range(1, len(self.acceptance_histogram))]
 
     def to_json(self) -> dict[str, Any]:

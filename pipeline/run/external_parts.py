@@ -70,7 +70,7 @@ def install_external(names: Mapping[str, str], folder: Path | None) -> dict[str,
     return {where: f"{name} sha256:{digest}" for where, code in codes.items() for name, digest in code.digests.items()}
 
 
-def install_recorded(config: CaptionJobConfig, source_code: str) -> None:
+def install_recorded(config: CaptionJobConfig | SynthesizeJobConfig, source_code: str) -> None:
     """Install the external code of a recorded configuration, looked up in the working directory first. Raises
     ConfigError if it cannot be found, or if the code of its source is not `source_code`, which made the output."""
     installed = install_external(external_names(config), None).get("source.kind", "")

@@ -23,7 +23,7 @@ from pipeline.manifest.manifest import Manifest
 from pipeline.manifest.manifest_parts import NoteCount
 from pipeline.output.checksums import Verified
 from pipeline.output.inventory import Inventory
-from pipeline.reports.gallery import Images, ResultRow
+from pipeline.reports.gallery import ResultRow, Shown
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import CONFIGURED, Resources
 from pipeline.run.external_parts import METRIC
@@ -194,8 +194,8 @@ class JobPlan(ABC):
         return JobIdentity(self.identified, {**self.pair.revisions, **code}, self.resources)
 
     @abstractmethod
-    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
-        """Yield the sample ids of written rows with their images, shrunk; rows without images are left out."""
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[Shown]:
+        """Yield the sample ids of written rows with their images, shrunk, and their prompts if they are no column."""
 
     def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
         """Return a summary without rows; `wall_s` is the time from the first task to the last file."""

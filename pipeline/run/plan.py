@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,8 +26,9 @@ from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video.clips import some_frames
 from pipeline.output.recorded_job import RecordedJob, source_folders
+from pipeline.prompts.conversations import text_of_messages
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, ResultRow
+from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, ResultRow, Shown
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
@@ -116,15 +117,17 @@ class Plan(JobPlan):
         for start in range(rows.num_rows):
             yield decode_table(rows.slice(start, 1), self.decode_options)
 
-    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[Shown]:
         options = self.decode_options.shrunk_to(SIDE_PX)
         keys = sorted({(row["source"], row["row_index"]) for row in rows})
         for start in range(0, len(keys), PICTURES_AT_ONCE):
             samples = self.datasource.read_rows(keys[start : start + PICTURES_AT_ONCE])
             decoded = decode_table(samples, options)
             images, clips = decoded["images"].to_pylist(), decoded["videos"].to_pylist()
-            for sample_id, row in zip(decoded["sample_id"].to_pylist(), media_rows(decoded), strict=True):
-                yield sample_id, (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
+            named = (decoded[name].to_pylist() for name in ("sample_id", "messages"))
+            for sample_id, messages, row in zip(*named, media_rows(decoded), strict=True):
+                shown = (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
+                yield sample_id, shown, text_of_messages(messages)
 
 
 def make_plan(
@@ -163,7 +166,7 @@ def make_plan(
     return plan
 
 
-def recorded(plan: Plan) -> RecordedJob:
+def recorded(plan: JobPlan) -> RecordedJob[Any]:
     """Return the record of the job that its attempts write into the output."""
     revision, output = plan.pair.revisions["target"], plan.output
     newest = [output.read_attempt(number) for number in output.list_attempts()[-1:]]

@@ -19,8 +19,8 @@ from pipeline.reports.gallery import (
     MAX_ROWS,
     MAX_ROWS_LIMITED,
     Gallery,
-    Images,
     ResultRow,
+    Shown,
     choose_rows,
     make_gallery,
 )
@@ -33,6 +33,8 @@ from pipeline.storage.output_dir import JOB
 
 REPORT = f"{JOB}/report.html"
 INTERVAL_S = 30.0
+MAX_SOURCES = 3
+"""Maximum number of source paths in a report's title."""
 PICTURES_S = 120.0
 """Longest time to read and decode images; further rows have none."""
 NOTE_RUNNING = "Rows of this attempt so far; images are added when the job is done."
@@ -75,7 +77,7 @@ class ReportWriter:
         state = "failed" if summary.verdict.reason else "done"
         return self._report(summary, live, state, gallery, " ".join(notes))
 
-    def _pictures(self, notes: list[str], rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
+    def _pictures(self, notes: list[str], rows: Sequence[ResultRow]) -> Iterator[Shown]:
         """Yield images of rows, for at most `PICTURES_S` seconds; add a note if further rows have none."""
         until_s = time.monotonic() + PICTURES_S
         try:
@@ -90,7 +92,8 @@ class ReportWriter:
     def _report(self, summary: Summary, live: Live | None, state: str, gallery: Gallery, note: str) -> JobReport:
         plan = self._plan
         return JobReport(
-            title=plan.identity.job_id,
+            title=title_of(plan),
+            job_id=plan.identity.job_id,
             output=plan.output.shown(),
             state=state,
             updated_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -102,6 +105,15 @@ class ReportWriter:
             config=plan.identity.recorded_config,
             versions=self._versions,
         )
+
+
+def title_of(plan: JobPlan) -> str:
+    """Return target, method and source of a job in a few words, such as `llava-1.5-7b, eagle2: photos`."""
+    config = plan.config
+    target = access.shown(config.model.target.path).rstrip("/").rpartition("/")[2]
+    places = [access.shown(path).rstrip("/").rpartition("/")[2] for path in config.source.paths]
+    source = ", ".join(places[:MAX_SOURCES]) + (", …" if len(places) > MAX_SOURCES else "")
+    return f"{target}, {plan.identified.method.label}: {source}"
 
 
 @contextlib.contextmanager

@@ -12,16 +12,17 @@ import pyarrow as pa
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJobConfig
 from pipeline.cluster.partitions import Workers
+from pipeline.exports.run import check_exports
 from pipeline.formats.kind import Needs
 from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_image
-from pipeline.reports.gallery import Images, ResultRow
+from pipeline.reports.gallery import ResultRow, Shown
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
 from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, MAX_BATCH_IMAGES, JobPlan, ResumeOptions
-from pipeline.run.plan import checked
+from pipeline.run.plan import checked, recorded
 from pipeline.run.plan_checks import open_output, runs_here
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
 from pipeline.storage import checkpoints
@@ -45,7 +46,10 @@ class SynthesisPlan(JobPlan):
 
     reads_images: ClassVar[bool] = False
     most_batch_rows: ClassVar[int] = MAX_BATCH_IMAGES
-    picture_columns: ClassVar[tuple[str, ...]] = ("image", "width_px", "height_px", "prompt", "label")
+    picture_columns: ClassVar[tuple[str, ...]] = (
+        *("image", "width_px", "height_px", "prompt", "label"),
+        *("prompt_id", "seed", "guidance_scale"),
+    )
     _summary: ClassVar[type[Summary]] = ImageSummary
 
     @property
@@ -75,7 +79,7 @@ class SynthesisPlan(JobPlan):
         keep = config.sink.keep_columns
         return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
 
-    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[Shown]:
         for row in rows:
             if row.get("image"):
                 image = decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
@@ -111,6 +115,8 @@ def make_plan(
     """Check a synthesis job and return its plan; see `pipeline.run.plan.make_plan`."""
     external = install_external(external_names(config), folder)
     output = open_output(config, shard)
+    if config.sink.exports and shard != WHOLE:
+        raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
     resources = resolve(config, config.job)
     from actors.loading import image_pair  # imports torch and transformers, after the fast checks
 
@@ -122,7 +128,10 @@ def make_plan(
         if config.columns.features is not None:
             check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
         plan = SynthesisPlan(config, pair, manifest, output, limit, resume, resources=resources, external=external)
-        return checked(plan, reopened.gone, workers, runs)
+        plan = checked(plan, reopened.gone, workers, runs)
+    if config.sink.exports:
+        check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
+    return plan
 
 
 def describe(plan: SynthesisPlan) -> str:

@@ -12,7 +12,7 @@ from actors.losses import Loss, Output
 from actors.margins import ASKED
 from pipeline.reports.loss import Losses
 from pipeline.rows.columns import DIFFERENCES
-from pipeline.verify.rows import RECORDED
+from pipeline.verify.rows import recorded_columns
 
 EQUAL, TIE, DIFFERENT, NOT_COMPARED = "equal", "tie", "different", "not_compared"
 MAX_MARGINS = 10_000
@@ -43,7 +43,9 @@ class RowComparison:
 
     def add(self, results: pa.Table) -> None:
         """Compare a table of results, of which rows without a recorded result are ignored."""
-        for row in results.select([*RECORDED.names, "error_type", "error_message"]).to_pylist():
+        errors = results.select(["error_type", "error_message"])
+        for row, error in zip(recorded_columns(results).to_pylist(), errors.to_pylist(), strict=True):
+            row |= error
             # Without a place it is another prompt or clip of a chosen sample, which failed in the job.
             for index in self._indices.pop(tuple(row[name] for name in KEY), ()):
                 self._compare(self._recorded.slice(index, 1).to_pylist()[0], row)

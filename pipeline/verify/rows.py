@@ -18,7 +18,9 @@ ROUND_SAMPLES = 50_000
 """Samples that are verified together; their results are in memory."""
 _NAMES = ("sample_id", *PLACE, "clip_index", "prompt_index", "finish_reason", "generated_text", "token_ids")
 RECORDED = pa.schema([(name, kind) for name, kind, _ in CAPTIONS if name in _NAMES])
-"""Columns of a result that are compared; `token_ids` is null if the job did not keep its tokens."""
+"""Columns of a result that are compared; `token_ids` is null if the job did not keep its tokens. Of an image,
+`token_ids` are its codes, and the text is empty."""
+CODES = "codes"
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,19 @@ def rounds(job: RecordedJob, choice: SampleShare, num_chosen: int) -> Iterator[p
     num_parts = max(1, -(-num_chosen // ROUND_SAMPLES))
     for part in range(num_parts):
         tables = [RECORDED.empty_table()]
-        for table in job.results(RECORDED.names, OUTPUT):
+        names = [*RECORDED.names, CODES] if job.makes_images else RECORDED.names
+        for table in job.results(names, OUTPUT):
             if table.num_rows:
-                tables.append(_recorded(choice.chosen(table, part, num_parts)))
+                tables.append(recorded_columns(choice.chosen(table, part, num_parts)))
         yield job.inside(pa.concat_tables(tables).combine_chunks())
 
 
-def _recorded(table: pa.Table) -> pa.Table:
+def recorded_columns(table: pa.Table) -> pa.Table:
+    """Return the columns `RECORDED` of results, which are captions or images."""
+    if CODES in table.column_names:
+        table = table.rename_columns(["token_ids" if name == CODES else name for name in table.column_names])
+        texts = pa.array([""] * table.num_rows, RECORDED.field("generated_text").type)
+        table = table.append_column("generated_text", texts)
     columns = [
         table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in RECORDED

@@ -10,8 +10,7 @@ import functools
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,26 +19,26 @@ import ray
 
 from actors.losses import Loss, loss_of
 from actors.margins import Margins
-from configs.load import ConfigError, apply_override, load_job, validate
-from configs.method import MethodConfig
-from configs.schema import CaptionJobConfig
+from configs.load import ConfigError
+from configs.synthesis import SynthesizeJobConfig
 from pipeline.cluster import ray_session
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output import checksums
 from pipeline.output.files import list_published
 from pipeline.output.output_ids import ids_of_several_rows
-from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
+from pipeline.output.recorded_job import RecordedJob, read_any_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
 from pipeline.resources.resolve import resolve
 from pipeline.run.execution import stream
 from pipeline.run.external_parts import install_recorded
-from pipeline.run.graph import Build, BuildCaptions
+from pipeline.run.graph import Build
+from pipeline.run.job_plan import JobPlan
 from pipeline.run.plan import Plan
-from pipeline.run.plan_checks import check_models
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import DATA, OutputDir, as_json
 from pipeline.storage.retries import planning
+from pipeline.synthesis.plan import SynthesisPlan
 from pipeline.verify.bounds import (
     CONFIDENCE,
     detection_probability,
@@ -48,6 +47,7 @@ from pipeline.verify.bounds import (
 )
 from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, RowComparison
 from pipeline.verify.rows import OUTPUT, SampleShare, count_chosen, rounds
+from pipeline.verify.second import Settings, check_second_models, inexact_reason, second_config
 
 FOLDER = "_job/verify"
 MAX_NAMED = 5
@@ -56,26 +56,12 @@ NUM_FAULTY = (1, 10, 100, 1000)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is verified, and how: `share` and `seed` choose the rows; `against` is the job file of the second decoding
-    (None: plain decoding); `metric` as in `actors.losses`; `tolerance` replaces the tie tolerance of the dtype."""
-
-    output: str
-    share: float
-    seed: int = 0
-    against: Path | None = None
-    metric: str = "exact"
-    tolerance: float | None = None
-    overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A checked verification: the recorded job, the plan of the second decoding, the loss, and numbers of results."""
 
     settings: Settings
     job: RecordedJob
-    plan: Plan
+    plan: JobPlan
     loss: Loss
     num_rows: int
     num_chosen: int
@@ -143,7 +129,7 @@ class Verification:
         """Return what the sample implies about all samples."""
         count = "none" if not self.num_different else f"{self.num_different:,}"
         share = upper_share(self.num_different, self.num_samples) if self.num_samples else 1.0
-        unit = "samples" if self.prepared.job.config.multiplies_rows else "rows"
+        unit = "samples" if self.prepared.job.multiplies_rows else "rows"
         return (
             f"with {self.num_samples:,} {unit} verified and {count} different, at most {100 * share:.3g} % of "
             f"{unit} differ at {CONFIDENCE:.0%} confidence"
@@ -177,11 +163,11 @@ def prepare(settings: Settings) -> Prepared:
     """Check a verification before Ray starts.
 
     Raises:
-        ConfigError: there is no output of a caption job, its target has changed, the second configuration is invalid,
-            the metric cannot be imported, or no row is chosen.
+        ConfigError: there is no output of a job, an output of images has no codes, its target has changed, the second
+            configuration is invalid, the metric cannot be imported, or no row is chosen.
     """
     loss = loss_of(settings.metric, "--metric")
-    job = read_job(settings.output, OUTPUT)
+    job = read_any_job(settings.output, OUTPUT)
     config = second_config(job, settings)
     install_recorded(config, job.source_code)
     check_stores("source.path", config.source.paths)
@@ -193,7 +179,7 @@ def prepare(settings: Settings) -> Prepared:
             "until the job has published rows"
         )
     resources = resolve(config, config.job)
-    config, pair = check_models(resources.apply(config))
+    config, pair = check_second_models(resources.apply(config))
     revision = pair.revisions.get("target")
     if settings.against is None and revision != job.target_revision:
         raise ConfigError(
@@ -205,8 +191,10 @@ def prepare(settings: Settings) -> Prepared:
             f"model.target: {config.model.target.path} reads other tokens than when the output was decoded, because "
             "chats have only the special tokens of the chat template now; verify it with the version that made it"
         )
-    plan = Plan(config, pair, job.manifest, job.output, resources=resources)
-    inexact = _inexact(job.config) or (_inexact(config) and f"the second decoding: {_inexact(config)}")
+    kind: Any = SynthesisPlan if job.makes_images else Plan
+    plan: JobPlan = kind(config, pair, job.manifest, job.output, resources=resources)
+    second = inexact_reason(config)
+    inexact = inexact_reason(job.config) or (second and f"the second decoding: {second}")
     repeated = ids_of_several_rows(job.output, list_published(job.output, DATA))
     return Prepared(settings, job, plan, loss, num_rows, num_chosen, inexact, tuple(repeated), _damaged(job))
 
@@ -228,38 +216,8 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join([*listed, *(["…"] if len(names) > MAX_NAMED else [])])
 
 
-def second_config(job: RecordedJob, settings: Settings) -> CaptionJobConfig:
-    """Return the configuration of the second decoding: that of the job with its method replaced by plain decoding, or
-    with `model`, `method`, `sampling` and `pool` of another job file; then with overrides."""
-    data = job.config.resolved()
-    if settings.against is None:
-        data["method"] = MethodConfig().model_dump(mode="json")
-        data["model"]["drafter"] = None
-    else:
-        other = load_job(CaptionJobConfig, settings.against)
-        data |= {name: other.resolved()[name] for name in ("model", "method", "pool")}
-        # What the job file does not set may be a generation setting of its target.
-        data["sampling"] = other.sampling.model_dump(mode="json", exclude_unset=True)
-    data["sink"] |= {"keep_tokens": True, "keep_columns": [], "exports": []}
-    data["audit"] = None
-    for override in settings.overrides:
-        apply_override(data, override)
-    return validate(CaptionJobConfig, data, f"the configuration in {job.output.shown()}")
-
-
-def _inexact(config: CaptionJobConfig) -> str:
-    """Return why a job's tokens may differ from plain decoding without a fault; empty if they may not."""
-    for method in config.method.methods:
-        if not method.acceptance.lossless:
-            return f"the method {method.label!r} is lossy: its rows may differ"
-    is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None
-    if is_sampled and config.method.acceptance.kind == "rejection":
-        return "rejection sampling preserves the distribution and not each row's draw: rows may differ"
-    return ""
-
-
-def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
-    """Decode the chosen rows under Ray by `build`, compare them and write the findings.
+def verify(prepared: Prepared, build: Any) -> Verification:
+    """Decode the chosen rows under Ray by `build` (of captions: `BuildCaptions`), compare them and write the findings.
 
     Raises:
         ConfigError: a file of the source is gone or has changed.
@@ -284,7 +242,7 @@ def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
     return verification
 
 
-def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> RowComparison:
+def _round(prepared: Prepared, recorded: pa.Table, build: Any) -> RowComparison:
     compared = RowComparison(recorded, prepared.loss)
     if not recorded.num_rows:
         return compared
@@ -292,7 +250,7 @@ def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> RowC
         compared.add(results)
     compared.finish()
     asked = compared.asked()
-    if asked.num_rows and not prepared.inexact:
+    if asked.num_rows and not prepared.inexact and not prepared.job.makes_images:
         ids = pa.array(asked["sample_id"].to_pylist(), pa.string())
         rows = recorded.filter(pa.compute.is_in(recorded["sample_id"], value_set=ids))
         load = functools.partial(ray.get, ray.put(asked))
@@ -305,10 +263,15 @@ def decode_again(prepared: Prepared, rows: pa.Table, build: Build) -> Iterator[p
     """Run `build` over the samples of these results."""
     plan = prepared.plan
     manifest = prepared.job.reopened(prepared.job.files_of(rows))
-    plan = Plan(plan.config, plan.pair, manifest, plan.output)
+    if isinstance(plan.config, SynthesizeJobConfig) and (features := plan.config.columns.features) is not None:
+        manifest = replace(manifest, keep=pa.schema([prepared.job.manifest.keep.field(features)]))
+    plan = type(plan)(plan.config, plan.pair, manifest, plan.output)
     done = rows_without(rows, manifest)
     datasource = SpanDatasource(
-        plan.config.source, manifest, plan.fields, done=done, has_conversations=plan.has_conversations
+        *(plan.config.source, manifest, plan.fields),
+        with_images=plan.reads_images,
+        done=done,
+        has_conversations=plan.has_conversations,
     )
     return stream(plan, build, datasource, rows.num_rows)
 

@@ -17,7 +17,7 @@ from configs.load import load_job
 from configs.schema import CaptionJobConfig
 from jobs import caption, verify
 from pipeline.output.recorded_job import read_job
-from pipeline.verify.run import Settings, second_config
+from pipeline.verify.second import Settings, second_config
 from zoo.text import held_out_questions
 from zoo.world import listing
 

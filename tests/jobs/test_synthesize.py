@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from PIL import Image
 from actors.loading.image_pair import VqPainter
 from configs.load import load_job
 from configs.synthesis import SynthesizeJobConfig
-from jobs import synthesize
+from jobs import synthesize, verify
 from models.llamagen.condition import load_t5
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
@@ -316,3 +317,51 @@ def test_classes_are_drawn_with_a_smaller_model_and_lanterns_rule_and_shown_on_a
     printed = capsys.readouterr().out
     for words in ("images/s", "tokens/forward", "acceptance length", "report", "python -m jobs.synthesize --config"):
         assert words in printed
+
+
+def test_images_are_replayed_from_their_seeds(
+    drafted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EAGLE-2 decoded them, plain decoding replays them; one changed code is found."""
+    copy = Path(shutil.copytree(drafted, tmp_path / "copy"))
+    assert verify.main([str(copy), "--share", "1"]) == verify.EQUAL
+    assert f"rows         {3 * len(GOOD)} equal, 0 different" in capsys.readouterr().out
+    path = sorted((copy / "data").glob("*.parquet"))[0]
+    table = pq.read_table(path)
+    codes = table["codes"].to_pylist()
+    codes[2][5] = (codes[2][5] + 1) % 7
+    index = table.schema.get_field_index("codes")
+    changed = table.set_column(index, table.schema.field(index), pa.array(codes, table.schema.field(index).type))
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+    assert verify.main([str(copy), "--share", "1", "--metric", "edit"]) == verify.DIFFERENT
+    counts = f"rows         {3 * len(GOOD) - 1} equal, 0 different within the tie tolerance, 1 different"
+    assert counts in capsys.readouterr().out
+    found = [row for name in copy.glob("_job/verify/*/*.parquet") for row in pq.read_table(name).to_pylist()]
+    [difference] = [row for row in found if row["position"] == 5]
+    assert difference["sample_id"] == table["sample_id"][2].as_py()
+
+
+def test_a_lossy_image_job_has_a_retention_beside_plain_decoding(
+    drafted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = yaml.safe_load((drafted.parent / "job.yaml").read_text())
+    job["method"]["acceptance"] = {"kind": "lantern", "k": 4, "delta": 0.5}
+    out = run(job, tmp_path)
+    capsys.readouterr()
+    assert verify.main([str(out), "--share", "1", "--metric", "edit"]) == verify.EQUAL
+    shown = capsys.readouterr().out
+    assert "is lossy: its rows may differ" in shown
+    assert 0 < float(shown.split("retention    ")[1].split("%")[0]) < 100
+
+
+def test_images_without_codes_cannot_be_replayed(
+    drafted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = yaml.safe_load((drafted.parent / "job.yaml").read_text())
+    job["sink"] = {"keep_codes": False, "exports": [{"kind": "tars", "path": str(tmp_path / "tars")}]}
+    job["job"]["max_error_share"] = None
+    out = run(job, tmp_path)
+    assert "export        tars-" in capsys.readouterr().out
+    assert len(list((tmp_path / "tars").glob("*.tar"))) == 1
+    assert verify.main([str(out)]) == verify.REFUSED
+    assert "sink.keep_codes: false, and images are compared by their codes" in capsys.readouterr().err

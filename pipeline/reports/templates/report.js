@@ -27,3 +27,25 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+// Shows the samples whose status, error code and text are those of the filters.
+const filters = document.getElementById("filters");
+if (filters) {
+  const articles = Array.from(document.querySelectorAll("#gallery article"));
+  const fields = Array.from(filters.querySelectorAll("[data-filter]"));
+  const count = filters.querySelector("[role=status]");
+  const apply = () => {
+    const wanted = Object.fromEntries(fields.map((field) => [field.dataset.filter, field.value]));
+    const text = (wanted.text ?? "").trim().toLowerCase();
+    let shown = 0;
+    for (const article of articles) {
+      const matches = (!wanted.status || article.dataset.status === wanted.status)
+        && (!wanted.error || article.dataset.error === wanted.error)
+        && (!text || article.textContent.toLowerCase().includes(text));
+      article.hidden = !matches;
+      shown += matches;
+    }
+    count.textContent = shown === articles.length ? "" : `${shown} of ${articles.length} shown`;
+  };
+  for (const field of fields) field.addEventListener("input", apply);
+  filters.hidden = false;
+}

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.prompts.conversations import MEDIA, Conversation, place_media, read_conversation, read_marks
+from pipeline.prompts.conversations import (
+    MEDIA,
+    Conversation,
+    place_media,
+    read_conversation,
+    read_marks,
+    text_of_messages,
+)
 from pipeline.rows.schemas import RowError
 
 
@@ -252,3 +259,15 @@ def test_marks_in_texts_stay_text_by_the_older_rule() -> None:
     read_marks(parsed, 1, 0, in_texts=False)
     assert place_media(parsed, "image", ["i"], "m") == ["i"]
     assert parsed.messages[0]["content"] == [IMAGE, text("<image>\nWhat?")]
+
+
+def test_the_text_of_the_users_turns_is_shown_without_media_and_other_roles() -> None:
+    turns = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "A cat."},
+        {"role": "user", "content": "And here?"},
+    ]
+    assert text_of_messages(json.dumps(turns)) == "What is it?\nAnd here?"
+    assert text_of_messages("") == ""
+    assert text_of_messages(json.dumps(turns), 4) == "What"

@@ -163,6 +163,31 @@ def test_a_click_sorts_a_table_and_a_second_click_reverses_it(
     assert [headings.nth(index).get_attribute("aria-sort") for index in range(3)] == ["ascending", "none", "none"]
 
 
+def test_filters_by_status_error_and_text_hide_the_other_samples(browser: Any, tmp_path: Path) -> None:
+    import random
+
+    rows = [result_row(number, 0.7, random.Random(number), "a") for number in range(6)]
+    rows += [result_row(number, 0.7, random.Random(number), "a", "broken_image") for number in range(6, 9)]
+    rows += [result_row(9, 0.7, random.Random(9), "a", "row_timeout")]
+    rows[0] |= {"generated_text": "A Zebra.", "status": "truncated"}
+    page, _ = opened(browser, tmp_path / "report.html", render(report_of(live_job(tables(100)), make_gallery(rows))))
+
+    def shown() -> int:
+        return int(page.locator("#gallery article:visible").count())
+
+    field = page.locator("#filters [data-filter=text]")
+    assert shown() == 10
+    field.fill("zebra")
+    assert (shown(), page.locator("#filters [role=status]").inner_text()) == (1, "1 of 10 shown")
+    field.fill("")
+    page.locator("#filters [data-filter=error]").select_option("broken_image")
+    assert shown() == 3
+    page.locator("#filters [data-filter=status]").select_option("truncated")
+    assert shown() == 0
+    page.locator("#filters [data-filter=error]").select_option("")
+    assert shown() == 1
+
+
 @pytest.mark.parametrize("width_px", [320, 390, 1280])
 def test_the_report_fits_the_width_of_a_phone_and_of_a_desktop(
     browser: Any, page_of_10_000_rows: str, tmp_path: Path, width_px: int
