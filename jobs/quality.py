@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from transformers.utils.logging import disable_progress_bar
+
 from configs.load import ConfigError
 from jobs.arguments import new_parser
 from models.loading.checkpoints import CheckpointError, CheckpointRef
@@ -86,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _scorer(path: str, device: str) -> Scorer:
+    disable_progress_bar()
     try:
         return Scorer.load(CheckpointRef(path), "auto", device)
     except CheckpointError as error:
