@@ -20,6 +20,7 @@ COMMANDS = {
     "check": "check an output against its manifest",
     "check-method": "check a method, and classes of yours that it names, on a small random model",
     "export": "export results as tars, files, a dataset folder, sidecars or a column",
+    "quality": "measure generated images: agreement with prompts, distance to references",
     "sheet": "draw generated images as a contact sheet, or two outputs side by side",
     "submit": "submit a job to a Ray cluster; follow, query or stop it",
     "train-drafter": "train a drafter for a target",

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from models.target import Target
+from pipeline.quality.frechet import frechet_distance
 from zoo import quality, text, video
 from zoo.image.quality import (
     Described,
     Reader,
     count_right,
-    frechet_distance,
     image_features,
     load_reader,
     measure_described,

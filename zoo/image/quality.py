@@ -84,26 +84,3 @@ def image_features(reader: Reader, images: Sequence[np.ndarray], batch_size: int
         patches = tower(prepare(some, return_tensors="pt")["pixel_values"]).last_hidden_state[:, 1:].double()
         parts.append(torch.cat([patches.mean(1), patches.std(1)], dim=1).numpy())
     return np.concatenate(parts)
-
-
-def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
-    """Return the squared Fréchet distance of two sets of features [n, d] taken as Gaussians (Heusel et al. 2017).
-
-    Compare distances of equally many images only: it shrinks with their number.
-
-    Raises:
-        ValueError: a set has fewer than two members, another width, or numbers that are not finite.
-    """
-    if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1] or min(len(first), len(second)) < 2:
-        raise ValueError(
-            f"two sets of two or more features of one width are needed, not {first.shape} and {second.shape}"
-        )
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise ValueError("features must be finite numbers")
-    covariances = [np.atleast_2d(np.cov(features, rowvar=False)) for features in (first, second)]
-    values, vectors = np.linalg.eigh(covariances[0])
-    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    # tr((A B)^½) by the symmetric matrix A^½ B A^½, whose eigenvalues are real.
-    shared = np.sqrt(np.linalg.eigvalsh(root @ covariances[1] @ root).clip(0)).sum()
-    gap = first.mean(0) - second.mean(0)
-    return float(max(0.0, gap @ gap + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * shared))
