@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
 from configs.acceptance import AuditConfig, ExactAcceptanceConfig, LanternAcceptanceConfig
 from configs.method import MethodConfig
@@ -126,6 +126,12 @@ def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, int) else value
 
 
+def _repeats(value: int) -> int:
+    if value < 0 or value == 1:
+        raise ValueError("give 0 (off) or at least 2: a sequence that occurs once is no loop")
+    return value
+
+
 class SamplingConfig(Section):
     """Sampling parameters of generated text; see `decoding.Sampling`. The logits processors, from `repetition_penalty`
     to `forced_eos_token_id`, have transformers' names and meaning. A processor that the job does not set is that of the
@@ -172,6 +178,11 @@ class SamplingConfig(Section):
     """Strings that end the text; they are removed from it."""
     ignore_eos: bool = False
     """Continue after an EOS token."""
+    stop_loops: Annotated[int, AfterValidator(_repeats), Field(le=65_536)] = 0
+    """Number of repetitions of a sequence of 1 to 64 tokens that [end a text](../guides/caption.md#loops) as `looped`;
+    0 is off."""
+    min_loop_tokens: Annotated[int, Field(ge=2, le=65_536)] = 64
+    """Minimum number of tokens of the repetitions that end a text."""
 
     @property
     def options(self) -> dict[str, Any]:

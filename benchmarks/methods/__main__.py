@@ -75,7 +75,7 @@ def run_all(
         if name in ALONE:
             drafter = jobs[ALONE[name][1]].model.drafter
             job = job.model_copy(update={"model": job.model.model_copy(update={"target": drafter})})
-        sampling = Sampling(**{**job.sampling.model_dump(), "max_new_tokens": MAX_NEW_TOKENS})
+        sampling = Sampling(**{**job.sampling.options, "max_new_tokens": MAX_NEW_TOKENS})
         temperature, followed = sampling.temperature, name in PRUNED_ALONE
         if temperature not in plain:
             _, plain[temperature] = run_method(load(base), base.method, scenarios, sampling, None, seed)

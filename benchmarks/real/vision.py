@@ -62,7 +62,7 @@ def run_missing(results: Results, scenario: str) -> None:
         gc.collect()  # frees the engines of the setting before, which are in reference cycles
         start_s = time.perf_counter()
         pair = load(job_of(setting, "float32"))
-        sampling = Sampling(**{**pair.config.sampling.model_dump(), "max_new_tokens": MAX_DENSE_TOKENS})
+        sampling = Sampling(**{**pair.config.sampling.options, "max_new_tokens": MAX_DENSE_TOKENS})
         method, temperature = pair.config.method, sampling.temperature
         if setting.method != "plain" and temperature not in plain:
             _, plain[temperature] = run(

@@ -22,7 +22,7 @@ from pipeline.manifest.manifest_parts import read_parts, with_counts
 from pipeline.output.accounts import locate
 from pipeline.output.files import read_found
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.rows.schemas import result_schema
+from pipeline.rows.schemas import job_schema
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None:
     """Raise ConfigError unless the job's output has all of these columns."""
-    known = result_schema(job.manifest.keep, job.config.sink.keep_tokens, partial=job.config.reports_partial).names
+    known = job_schema(job.config, job.manifest.keep).names
     for name in columns:
         if name not in known:
             raise ConfigError(

@@ -69,6 +69,14 @@ AUDIT: Columns = [
     ),
 ]
 """Columns of jobs with the section `audit`."""
+LOOPS: Columns = [
+    (
+        "loop_start",
+        INT32,
+        "index of the first generated token of the repetition that ended the text; null unless `finish_reason` is "
+        "`looped`; only with `sampling.stop_loops`",
+    ),
+]
 PARTIAL: Columns = [
     (
         "partial_video",
@@ -90,9 +98,10 @@ CAPTIONS: Columns = [
     ("prompt_index", INT32, "index of the prompt among the prompts of its sample; null if there is one prompt"),
     ("num_prompts", INT32, "number of prompts of the sample; null if there is one prompt"),
     *ATTEMPT,
-    ("status", TEXT, "`success`, `truncated` (`max_new_tokens` reached) or `error`"),
+    ("status", TEXT, "`success`, `truncated` (`max_new_tokens` reached, or a loop) or `error`"),
     *ERROR,
-    ("finish_reason", TEXT, "`stop`, `length`, `stop_string` or `error`"),
+    ("finish_reason", TEXT, "`stop`, `length`, `stop_string`, `looped` or `error`"),
+    *LOOPS,
     ("generated_text", TEXT, "generated text"),
     (
         "token_ids",

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from configs.schema import CaptionJobConfig
 from pipeline.rows import columns
 
 SCHEMA_VERSION = 1
@@ -193,14 +194,30 @@ def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 
 def result_schema(
-    keep: Iterable[pa.Field] = (), tokens: bool = False, audit: bool = False, partial: bool = False
+    keep: Iterable[pa.Field] = (),
+    tokens: bool = False,
+    audit: bool = False,
+    partial: bool = False,
+    loops: bool = False,
 ) -> pa.Schema:
     """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the columns of token ids,
-    `audit` the columns `columns.AUDIT`, and `partial` the column `partial_video`."""
+    `audit` the columns `columns.AUDIT`, `partial` the column `partial_video`, and `loops` the column `loop_start`."""
     left_out = set() if tokens else {"token_ids", "audit_token_ids"}
     left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
     left_out |= set() if partial else {name for name, _, _ in columns.PARTIAL}
+    left_out |= set() if loops else {name for name, _, _ in columns.LOOPS}
     return schema_of([column for column in _RESULT if column[0] not in left_out], keep)
+
+
+def job_schema(config: CaptionJobConfig, keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the schema of the RESULT tables of a caption job."""
+    return result_schema(
+        keep,
+        tokens=config.sink.keep_tokens,
+        audit=config.audit is not None,
+        partial=config.reports_partial,
+        loops=config.sampling.stop_loops > 0,
+    )
 
 
 def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:

@@ -30,7 +30,7 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, ResultRow
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
-from pipeline.rows.schemas import result_schema
+from pipeline.rows.schemas import job_schema
 from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
 from pipeline.run.plan_checks import check_audit, check_models, open_output
@@ -87,10 +87,7 @@ class Plan(JobPlan):
 
     @property
     def schema(self) -> pa.Schema:
-        config = self.config
-        return result_schema(
-            self.manifest.keep, config.sink.keep_tokens, config.audit is not None, config.reports_partial
-        )
+        return job_schema(self.config, self.manifest.keep)
 
     @property
     def decode_options(self) -> DecodeOptions:
