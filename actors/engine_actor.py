@@ -115,14 +115,11 @@ class EngineActor(ABC, Generic[Job, Pair]):
         deaths = await asyncio.to_thread(self._ledger.begin, keys)
         requests: dict[int, Request]
         requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
-        indices = [index // self.rows_per_input for index in requests]
-        suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
-        plain: dict[int, Request] = self._plain_requests(requests)
-        both = [*requests.values(), *plain.values()]
-        decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, suspects))
-        completions |= zip(requests, decoded)
-        plain_completions: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
+        inputs = {index: index // self.rows_per_input for index in requests}
+        suspects = {index: Suspect(keys[i], deaths[i]) for index, i in inputs.items() if deaths[i]}
         try:
+            decoded, plain_completions = await self._decode(requests, suspects)
+            completions |= decoded
             result = self._results(table, completions, plain_completions)
         except MetricError as error:
             await asyncio.to_thread(self._ledger.failed, str(error))
@@ -138,6 +135,16 @@ class EngineActor(ABC, Generic[Job, Pair]):
         if self._metrics is not None:
             self._metrics.batch(result, completions.values(), waits)
         yield result
+
+    async def _decode(
+        self, requests: Mapping[int, Request], suspects: Mapping[int, Suspect]
+    ) -> tuple[dict[int, Completion], dict[int, Completion]]:
+        """Return the completions of requests, and of those of them that are decoded plainly too, by result row."""
+        plain = self._plain_requests(requests)
+        both = [*requests.values(), *plain.values()]
+        numbered = {number: suspects[index] for number, index in enumerate(requests) if index in suspects}
+        decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, numbered))
+        return dict(zip(requests, decoded)), dict(zip(plain, decoded[len(requests) :], strict=True))
 
     def _make_engine(self, slots: int) -> QueuedEngine:
         return make_engine(self._config.method, slots, self._pair.engine, self._pair.plain_engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from actors.checks import Checks
 from actors.engine_actor import EngineActor
 from actors.losses import Loss, Output, loss_of
 from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowRefused
 from actors.serving.audited import AuditedEngine, is_audited, split_slots
+from actors.serving.engine_thread import Suspect
 from actors.serving.recovery import QueuedEngine
 from configs.schema import CaptionJobConfig
 from decoding.errors import PROMPT_REFUSED
@@ -50,6 +53,54 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
             return super()._make_engine(slots)
         slots, plain = split_slots(slots, audit.share)
         return AuditedEngine(super()._make_engine(slots), self._pair.plain_engine, plain)
+
+    @cached_property
+    def _checks(self) -> Checks | None:
+        return None if self._config.checks is None else Checks(self._config.checks)
+
+    def _checked(self, completions: Mapping[int, Completion]) -> dict[int, Completion]:
+        """Return completions with the checks that their texts fail."""
+        if self._checks is None:
+            return dict(completions)
+        return {
+            index: replace(completion, failed_checks=self._checks.failed(completion))
+            for index, completion in completions.items()
+        }
+
+    async def _decode(
+        self, requests: Mapping[int, Request], suspects: Mapping[int, Suspect]
+    ) -> tuple[dict[int, Completion], dict[int, Completion]]:
+        """Decode requests, and again those that fail checks, up to `retry.max_attempts` times.
+
+        Of a row without an attempt that passes, the attempt with the fewest failed checks is kept, the first of
+        several. An attempt that fails by an error is the row's last one, and the row fails.
+        """
+        decoded, plain = await super()._decode(requests, suspects)
+        # Functions of users may take long, and the event loop serves every batch in flight.
+        kept = latest = await asyncio.to_thread(self._checked, decoded)
+        number_of_attempts = 0 if self._config.retry is None else self._config.retry.max_attempts
+        for attempt in range(1, number_of_attempts + 1):
+            again = {index: self.again(requests[index], attempt) for index, row in latest.items() if row.failed_checks}
+            if not again:
+                break
+            decoded, own_plain = await super()._decode(again, suspects)
+            latest = await asyncio.to_thread(self._checked, decoded)
+            better = {
+                index: row
+                for index, row in latest.items()
+                if row.error is not None or len(row.failed_checks) < len(kept[index].failed_checks)
+            }
+            kept |= better
+            plain |= {index: row for index, row in own_plain.items() if index in better}
+        return kept, plain
+
+    def again(self, request: Request, attempt: int) -> Request:
+        """Return the request of a further attempt, with the sampling of `retry` and noise of its own."""
+        if not attempt:
+            return request
+        retry = self._config.retry
+        assert retry is not None, "further attempts are those of the section retry"
+        return replace(request, attempt=attempt, sampling=replace(request.sampling, **retry.options))
 
     def _plain_requests(self, requests: Mapping[int, Request]) -> dict[int, Request]:
         audit, seed = self._config.active_audit, self._config.job.seed

@@ -99,6 +99,8 @@ def result_values(completion: Completion) -> dict[str, Any]:
         "error_message": error.message if error else "",
         "finish_reason": completion.finish_reason,
         "loop_start": completion.loop_start,
+        "retry_index": completion.attempt,
+        "failed_checks": list(completion.failed_checks),
         "generated_text": completion.text,
         "token_ids": [] if error else list(completion.token_ids),
         "mean_logprob": completion.mean_logprob,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_
 
 from configs.acceptance import AuditConfig, ExactAcceptanceConfig, LanternAcceptanceConfig
 from configs.method import MethodConfig
-from configs.output import ExportConfig, OutputConfig
+from configs.output import ChecksConfig, ExportConfig, OutputConfig, RetryConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
 from configs.source import SourceConfig
@@ -306,6 +306,8 @@ class CaptionJobConfig(DatasetJobConfig):
     method: MethodConfig = MethodConfig()
     sampling: SamplingConfig = SamplingConfig()
     output: OutputConfig | None = None
+    checks: ChecksConfig | None = None
+    retry: RetryConfig | None = None
     pool: PoolConfig = PoolConfig()
     sink: CaptionSinkConfig
     job: JobSectionConfig = JobSectionConfig()
@@ -354,6 +356,7 @@ class CaptionJobConfig(DatasetJobConfig):
                 "method.drafter.fill 'above' copies codes of the image row above, and a text has none; use repeat"
             )
         self._check_output()
+        self._check_retries()
         target, pool = self.model.target, self.pool
         if pool.gpus > 1 and target.device != "auto":
             raise ValueError(
@@ -368,12 +371,15 @@ class CaptionJobConfig(DatasetJobConfig):
         return self
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """Return the fields of `DatasetJobConfig.content`, and `output`, `sink.keep_tokens`, share and metric of
-        `audit` if they are set: without them, outputs that were begun before these keys existed have the same
-        content."""
+        """Return the fields of `DatasetJobConfig.content`, and `output`, `checks`, `retry`, `sink.keep_tokens`, share
+        and metric of `audit` if they are set: without them, outputs that were begun before these keys existed have the
+        same content."""
         data = super().content(revisions) | {"sampling": self.sampling.content()}
-        for key in ("output", "audit"):
+        for key in ("output", "audit", "checks", "retry"):
             del data[key]
+        for key in ("checks", "retry"):
+            if (section := getattr(self, key)) is not None:
+                data[key] = section.model_dump(mode="json", exclude_none=True)
         if self.output is not None:
             data["output"] = self.output.content()
         if self.audit is not None:
@@ -381,6 +387,18 @@ class CaptionJobConfig(DatasetJobConfig):
         if self.sink.keep_tokens:
             data["sink"]["keep_tokens"] = True
         return data
+
+    def _check_retries(self) -> None:
+        """Check that further attempts have a reason, and differ from the first."""
+        if self.retry is None:
+            return
+        if self.checks is None:
+            raise ValueError("retry: rows that fail checks are tried again, and there is no section checks")
+        if self.retry.temperature is not None:
+            return
+        sampling = self.sampling
+        if sampling.temperature == 0 or sampling.from_checkpoint or self.columns.temperature is not None:
+            raise ValueError("retry.temperature: give a temperature: at 0, which rows may have, attempts are equal")
 
     def _check_output(self) -> None:
         """Check the options that end texts, and the drafters that need a structure."""

@@ -24,12 +24,12 @@ class Sampling:
     """Sampling parameters of one request.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. A `stop` string ends the output and is
-    removed from the text. With `stop_loops`, a sequence of 1 to 64 tokens that is repeated this number of times, over at
-    least `min_loop_tokens` tokens, ends the output; 0 is off. `guidance_scale` up to 1 is off; `guidance_interval` −1
-    guides every token, i guides the tokens 0 … i + 1. The other fields are logits processors as in transformers' `generate`, see
-    `decoding.processors`: `repetition_penalty` and `no_repeat_ngram_size` count the prompt's tokens too, `min_length`
-    includes the prompt and is ignored if `min_new_tokens` is positive, and `sequence_bias` are pairs of a sequence and
-    its bias.
+    removed from the text. With `stop_loops`, a sequence of 1 to 64 tokens that is repeated this number of times, over
+    at least `min_loop_tokens` tokens, ends the output; 0 is off. `guidance_scale` up to 1 is off; `guidance_interval`
+    −1 guides every token, i guides the tokens 0 … i + 1. The other fields are logits processors as in transformers'
+    `generate`, see `decoding.processors`: `repetition_penalty` and `no_repeat_ngram_size` count the prompt's tokens
+    too, `min_length` includes the prompt and is ignored if `min_new_tokens` is positive, and `sequence_bias` are pairs
+    of a sequence and its bias.
 
     Raises:
         ValueError: a value is outside its range; the message names the field.
@@ -107,11 +107,11 @@ class Request:
     `prompt` is the rendered text with image placeholders, exactly as the target's processor expects it; `images` are
     uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their placeholders.
     `inputs` are the outputs of the target's processor for them; models with that processor then do not run it, and
-    images and videos may be left out unless another model needs them.
-    `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
-    by `(seed, sample_id, replica)` and does not depend on the batch. The output follows `grammar` and then EOS; it is
-    whole unless the request ends by `length` or `looped`. A `plain` request is decoded without the method of the job,
-    by engines that have both (`actors.serving.audited`).
+    images and videos may be left out unless another model needs them. `condition` replaces the prompt for
+    image-generation models: text features (L, D), or a class label. Noise is keyed by `(seed, sample_id, replica,
+    attempt)` and does not depend on the batch. The output follows `grammar` and then EOS; it is whole unless the
+    request ends by `length` or `looped`. A `plain` request is decoded without the method of the job, by engines that
+    have both (`actors.serving.audited`).
 
     Raises:
         ValueError: a grammar together with options that end or continue texts in other places.
@@ -123,6 +123,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     replica: int = 0
+    attempt: int = 0
     condition: NDArray[np.float32] | int | None = None
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
@@ -195,7 +196,8 @@ class Completion:
 
     `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
     filters. `finish_reason` is one of `FINISH_REASONS`; with `looped`, `loop_start` is the index of the loop's first
-    token. `method` is set only in a trial of methods.
+    token. `attempt` is that of the request. `method` is set only in a trial of methods, `failed_checks` by actors with
+    checks.
     """
 
     sample_id: str
@@ -209,3 +211,5 @@ class Completion:
     telemetry: Telemetry = field(default_factory=Telemetry)
     error: RequestError | None = None
     method: str = ""
+    attempt: int = 0
+    failed_checks: tuple[str, ...] = ()

@@ -101,6 +101,7 @@ class RequestState:
             mean_logprob=sum(self.logprobs) / len(self.logprobs),
             finish_reason=self.finish_reason,
             loop_start=self.loop_start,
+            attempt=self.request.attempt,
             num_input_tokens=self.prefix_length,
             num_visual_tokens=self.num_visual_tokens,
             telemetry=replace(
@@ -192,7 +193,8 @@ class SlotTable:
             sampling, request = state.request.sampling, state.request
             self._position[slot] = 0
             self._remaining[slot] = sampling.max_new_tokens
-            self._keys[slot] = torch.tensor(key_of(request.seed, request.sample_id, request.replica))
+            key = key_of(request.seed, request.sample_id, request.replica, request.attempt)
+            self._keys[slot] = torch.tensor(key)
             self._temperature[slot] = sampling.temperature
             self._top_k[slot] = sampling.top_k
             self._top_p[slot] = sampling.top_p

@@ -63,6 +63,8 @@ class RecordedJob:
     special_tokens: str | None = None
     source_code: str = ""
     """Name and SHA-256 of the external code of `source.kind`; empty if it is a built-in kind."""
+    check_code: str = ""
+    """The same of `checks.python`; empty without one."""
 
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
@@ -184,7 +186,7 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     config = validate(CaptionJobConfig, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
-    code = revisions.get("special_tokens"), revisions.get("source.kind", "")
+    code = revisions.get("special_tokens"), revisions.get("source.kind", ""), revisions.get("checks.python", "")
     return RecordedJob(output, tuple(newest), config, *known, folders, *code)
 
 

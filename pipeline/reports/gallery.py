@@ -137,6 +137,7 @@ def _item(row: ResultRow) -> GalleryItem:
     if telemetry.get("num_draft_tokens") and (steps := telemetry["num_spec_steps"]):
         facts += [f"{steps:,} steps", f"acceptance length {telemetry['mean_acceptance_length']:.2f}"]
         histogram = list(telemetry["acceptance_histogram"])
+    facts += [f"fails {code}" for code in row.get("failed_checks") or ()]
     if row["error_type"]:
         texts, facts = [("", row["error_message"])], []
     else:

@@ -77,6 +77,21 @@ LOOPS: Columns = [
         "`looped`; only with `sampling.stop_loops`",
     ),
 ]
+CHECKS: Columns = [
+    (
+        "failed_checks",
+        pa.list_(TEXT),
+        "checks that the text fails: `empty`, `too_short`, `looped`, `wrong_script`, `python`; an empty list if it "
+        "passes, or the row failed; only with `checks`",
+    ),
+]
+RETRY: Columns = [
+    (
+        "retry_index",
+        INT32,
+        "number of the further attempt that made the text, 0 for the first; only with `retry`",
+    ),
+]
 PARTIAL: Columns = [
     (
         "partial_video",
@@ -102,6 +117,8 @@ CAPTIONS: Columns = [
     *ERROR,
     ("finish_reason", TEXT, "`stop`, `length`, `stop_string`, `looped` or `error`"),
     *LOOPS,
+    *CHECKS,
+    *RETRY,
     ("generated_text", TEXT, "generated text"),
     (
         "token_ids",

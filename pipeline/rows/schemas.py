@@ -199,13 +199,17 @@ def result_schema(
     audit: bool = False,
     partial: bool = False,
     loops: bool = False,
+    checks: bool = False,
+    retries: bool = False,
 ) -> pa.Schema:
     """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the columns of token ids,
-    `audit` the columns `columns.AUDIT`, `partial` the column `partial_video`, and `loops` the column `loop_start`."""
+    `audit` the columns `columns.AUDIT`, `partial` the column `partial_video`, `loops` the column `loop_start`, `checks`
+    the column `failed_checks`, and `retries` the column `retry_index`."""
     left_out = set() if tokens else {"token_ids", "audit_token_ids"}
     left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
     left_out |= set() if partial else {name for name, _, _ in columns.PARTIAL}
-    left_out |= set() if loops else {name for name, _, _ in columns.LOOPS}
+    optional = ((columns.LOOPS, loops), (columns.CHECKS, checks), (columns.RETRY, retries))
+    left_out |= {name for group, is_there in optional if not is_there for name, _, _ in group}
     return schema_of([column for column in _RESULT if column[0] not in left_out], keep)
 
 
@@ -217,6 +221,8 @@ def job_schema(config: CaptionJobConfig, keep: Iterable[pa.Field] = ()) -> pa.Sc
         audit=config.audit is not None,
         partial=config.reports_partial,
         loops=config.sampling.stop_loops > 0,
+        checks=config.checks is not None,
+        retries=config.retry is not None,
     )
 
 

@@ -33,7 +33,7 @@ from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import job_schema
 from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
-from pipeline.run.plan_checks import check_audit, check_models, open_output
+from pipeline.run.plan_checks import check_audit, check_checks, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_prior_state
 from pipeline.storage.shard import WHOLE, Shard
@@ -144,6 +144,7 @@ def make_plan(
     external = install_external(external_names(config), folder)
     if config.audit is not None:
         check_audit(config.audit)
+    check_checks(config)
     output = open_output(config, shard)
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")

@@ -92,7 +92,7 @@ def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
     if isinstance(job.source, JobOutputConfig):
         recorded = read_job(job.source.path, "source.path")
         check_answers(recorded, job.target)
-        install_recorded(recorded.config, recorded.source_code)
+        install_recorded(recorded.config, recorded.source_code, recorded.check_code)
         options = PromptOptions.of(recorded.config)
         limits = (training.max_rows, training.max_tokens)
         return Inputs(recorded.config.source, recorded.manifest, options, *limits, recorded)

@@ -12,7 +12,7 @@ from actors.losses import Loss, Output
 from actors.margins import ASKED
 from pipeline.reports.loss import Losses
 from pipeline.rows.columns import DIFFERENCES
-from pipeline.verify.rows import RECORDED
+from pipeline.verify.rows import as_recorded
 
 EQUAL, TIE, DIFFERENT, NOT_COMPARED = "equal", "tie", "different", "not_compared"
 MAX_MARGINS = 10_000
@@ -43,7 +43,10 @@ class RowComparison:
 
     def add(self, results: pa.Table) -> None:
         """Compare a table of results, of which rows without a recorded result are ignored."""
-        for row in results.select([*RECORDED.names, "error_type", "error_message"]).to_pylist():
+        table = as_recorded(results)
+        for name in ("error_type", "error_message"):
+            table = table.append_column(name, results[name])
+        for row in table.to_pylist():
             # Without a place it is another prompt or clip of a chosen sample, which failed in the job.
             for index in self._indices.pop(tuple(row[name] for name in KEY), ()):
                 self._compare(self._recorded.slice(index, 1).to_pylist()[0], row)
@@ -67,7 +70,8 @@ class RowComparison:
             return
         position = first_difference(ours, theirs)
         difference: dict[str, Any] = {"compared": compared, "position": position, "loss": loss, **reasons}
-        if by_tokens:
+        if by_tokens and old["retry_index"] == new["retry_index"]:
+            difference["retry_index"] = new["retry_index"]
             difference["recorded_token"] = ours[position] if position < len(ours) else None
             difference["decoded_token"] = theirs[position] if position < len(theirs) else None
         self._differ(
@@ -102,6 +106,7 @@ class RowComparison:
                 "tokens": row["decoded_token_ids"][: row["position"]],
                 "one": row["decoded_token"],
                 "other": row["recorded_token"],
+                "retry_index": row["retry_index"],
             }
             for row in self.differences
             if None not in (row.get("recorded_token"), row.get("decoded_token")) and counts[row["sample_id"]] == 1

@@ -16,9 +16,13 @@ OUTPUT = "OUTPUT"
 """How messages name the path of the output."""
 ROUND_SAMPLES = 50_000
 """Samples that are verified together; their results are in memory."""
-_NAMES = ("sample_id", *PLACE, "clip_index", "prompt_index", "finish_reason", "generated_text", "token_ids")
+_NAMES = (
+    *("sample_id", *PLACE, "clip_index", "prompt_index"),
+    *("finish_reason", "retry_index", "generated_text", "token_ids"),
+)
 RECORDED = pa.schema([(name, kind) for name, kind, _ in CAPTIONS if name in _NAMES])
-"""Columns of a result that are compared; `token_ids` is null if the job did not keep its tokens."""
+"""Columns of a result that are compared; `token_ids` is null if the job did not keep its tokens, and `retry_index`
+without retries."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,12 @@ def rounds(job: RecordedJob, choice: SampleShare, num_chosen: int) -> Iterator[p
         tables = [RECORDED.empty_table()]
         for table in job.results(RECORDED.names, OUTPUT):
             if table.num_rows:
-                tables.append(_recorded(choice.chosen(table, part, num_parts)))
+                tables.append(as_recorded(choice.chosen(table, part, num_parts)))
         yield job.inside(pa.concat_tables(tables).combine_chunks())
 
 
-def _recorded(table: pa.Table) -> pa.Table:
+def as_recorded(table: pa.Table) -> pa.Table:
+    """Return the columns `RECORDED` of results; null if they do not have them."""
     columns = [
         table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in RECORDED

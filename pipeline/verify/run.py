@@ -183,7 +183,7 @@ def prepare(settings: Settings) -> Prepared:
     loss = loss_of(settings.metric, "--metric")
     job = read_job(settings.output, OUTPUT)
     config = second_config(job, settings)
-    install_recorded(config, job.source_code)
+    install_recorded(config, job.source_code, job.check_code)
     check_stores("source.path", config.source.paths)
     with access.refusals(OUTPUT, job.output.url):
         num_rows, num_chosen = count_chosen(job, SampleShare(settings.share, settings.seed))
@@ -252,7 +252,7 @@ def _inexact(config: CaptionJobConfig) -> str:
     for method in config.method.methods:
         if not method.acceptance.lossless:
             return f"the method {method.label!r} is lossy: its rows may differ"
-    is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None
+    is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None or config.retry is not None
     if is_sampled and config.method.acceptance.kind == "rejection":
         return "rejection sampling preserves the distribution and not each row's draw: rows may differ"
     return ""
