@@ -75,7 +75,7 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
         Of a row without an attempt that passes, the attempt with the fewest failed checks is kept, the first of
         several. An attempt that fails by an error is the row's last one, and the row fails.
         """
-        decoded, plain = await super()._decode(requests, suspects)
+        decoded, plain = await self._decode_once(requests, suspects)
         # Functions of users may take long, and the event loop serves every batch in flight.
         kept = latest = await asyncio.to_thread(self._checked, decoded)
         number_of_attempts = 0 if self._config.retry is None else self._config.retry.max_attempts
@@ -83,7 +83,7 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
             again = {index: self.again(requests[index], attempt) for index, row in latest.items() if row.failed_checks}
             if not again:
                 break
-            decoded, own_plain = await super()._decode(again, suspects)
+            decoded, own_plain = await self._decode_once(again, suspects)
             latest = await asyncio.to_thread(self._checked, decoded)
             better = {
                 index: row
@@ -93,6 +93,28 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
             kept |= better
             plain |= {index: row for index, row in own_plain.items() if index in better}
         return kept, plain
+
+    async def _decode_once(
+        self, requests: Mapping[int, Request], suspects: Mapping[int, Suspect]
+    ) -> tuple[dict[int, Completion], dict[int, Completion]]:
+        """Decode requests as the base class does; texts begin with the prefix of the answer if the job keeps it."""
+        decoded, plain = await super()._decode(requests, suspects)
+        prompt = self._config.prompt
+        if prompt is None or prompt.answer_prefix is None or not prompt.keep_answer_prefix:
+            return decoded, plain
+        prefix = prompt.answer_prefix
+        return tuple(
+            {index: self._with_prefix(prefix, completion) for index, completion in completions.items()}
+            for completions in (decoded, plain)
+        )
+
+    def _with_prefix(self, prefix: str, completion: Completion) -> Completion:
+        if completion.error is not None:
+            return completion
+        text = self._pair.decode_after(prefix, completion.token_ids)
+        if completion.finish_reason == "stop_string":
+            text = text[: min(start for stop in self._sampling.stop if (start := text.find(stop)) >= 0)]
+        return replace(completion, text=prefix + text)
 
     def again(self, request: Request, attempt: int) -> Request:
         """Return the request of a further attempt, with the sampling of `retry` and noise of its own."""

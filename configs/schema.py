@@ -36,6 +36,19 @@ class PromptConfig(Section):
     # Not strict, because the short form is validated as Python data, in which lists are not accepted for tuples.
     messages: Annotated[tuple[MessageConfig, ...], Field(strict=False)] = ()
     """The turns of a conversation."""
+    answer_prefix: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
+    """Text that the [answer begins with](../guides/caption.md#answer-prefixes), taken literally; the target continues
+    it."""
+    keep_answer_prefix: bool = True
+    """Whether `generated_text` begins with `answer_prefix`."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that determine the output; outputs that are older than the prefix have the same content
+        without one."""
+        data = self.model_dump(mode="json")
+        if self.answer_prefix is None:
+            del data["answer_prefix"], data["keep_answer_prefix"]
+        return data
 
     @model_validator(mode="after")
     def _one_of(self) -> PromptConfig:
@@ -375,6 +388,7 @@ class CaptionJobConfig(DatasetJobConfig):
         and metric of `audit` if they are set: without them, outputs that were begun before these keys existed have the
         same content."""
         data = super().content(revisions) | {"sampling": self.sampling.content()}
+        data["prompt"] = None if self.prompt is None else self.prompt.content()
         for key in ("output", "audit", "checks", "retry"):
             del data[key]
         for key in ("checks", "retry"):
@@ -409,6 +423,8 @@ class CaptionJobConfig(DatasetJobConfig):
             return
         if (name := next(self.sampling.ends, None)) is not None:
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
+        if self.prompt is not None and self.prompt.answer_prefix is not None:
+            raise ValueError("prompt.answer_prefix: the structure of output decides how a text begins; leave it out")
 
     @property
     def has_conversations(self) -> bool:

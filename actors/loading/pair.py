@@ -58,6 +58,10 @@ class Pair(LoadedPair):
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         return self.target.front_end.render(messages)
 
+    def decode_after(self, prefix: str, token_ids: Sequence[int]) -> str:
+        """See `models.inputs.processing.FrontEnd.decode_after`."""
+        return self.target.front_end.decode_after(prefix, token_ids)
+
 
 def check(config: CaptionJobConfig) -> TextPairInfo:
     """Check the checkpoints of models and captioners without reading weights.
