@@ -11,7 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +73,9 @@ class EngineActor(ABC, Generic[Job, Pair]):
     """
 
     rows_per_input = 1
-    request_columns: ClassVar[tuple[str, ...]]
+    present: frozenset[str] = frozenset()
+    """Ids of result rows that the output already has, which are left out."""
+    request_columns: tuple[str, ...]
 
     def __init__(
         self,
@@ -203,12 +205,12 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self, table: pa.Table, completions: Mapping[int, Completion], plain: Mapping[int, Completion]
     ) -> pa.Table:
         """Return one table of the result schema."""
-        if self.rows_per_input > 1:
-            table = table.select([name for name in table.column_names if name in self._schema.names])
-            table = table.take(pa.array(np.repeat(np.arange(table.num_rows), self.rows_per_input)))
         names = [
             name for name in ("sample_id", "error_type", "error_message", "sampling") if name in table.column_names
         ]
+        if self.rows_per_input > 1:
+            table = table.select([name for name in table.column_names if name in (*self._schema.names, *names)])
+            table = table.take(pa.array(np.repeat(np.arange(table.num_rows), self.rows_per_input)))
         method, drafter_id = self._config.method, self._pair.drafter_id
         values = []
         for index, row in enumerate(table.select(names).to_pylist()):
@@ -217,4 +219,13 @@ class EngineActor(ABC, Generic[Job, Pair]):
                 completion = failed(row["sample_id"], row["error_type"], row["error_message"])
             common = result_values(completion) | method_values(method, drafter_id, completion)
             values.append(common | self._extra_values(index, row, completion, plain.get(index)))
-        return result_table(self._schema, table, self._constants, values)
+        result = result_table(self._schema, table, self._constants, values)
+        if not self.present:
+            return result
+        ids = result.column("sample_id").to_pylist()
+        return result.filter(pa.array([sample_id not in self.present for sample_id in ids], pa.bool_()))
+
+
+def row_id(prompt_id: str, replica: int) -> str:
+    """Return the sample id `<prompt_id>#<replica>` of one of several rows of a prompt."""
+    return f"{prompt_id}#{replica}"

@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from actors.checks import Checks
-from actors.engine_actor import EngineActor
+from actors.engine_actor import EngineActor, row_id
 from actors.losses import Loss, Output, loss_of
 from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowRefused
@@ -39,9 +39,20 @@ def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: S
 
 
 class Generate(EngineActor[CaptionJobConfig, "Pair"]):
-    """Maps rows of the stage `decoded` to text requests, and completions to rows."""
+    """Maps rows of the stage `decoded` to text requests, and completions to rows.
 
-    request_columns: ClassVar = ("sample_id", "messages", "sampling", "error_type")
+    With `sampling.num_captions_per_prompt` above 1, every row becomes as many adjacent rows with the ids `<id>#0`,
+    `<id>#1`, …, whose requests share one prompt; a row with an error becomes as many error rows.
+    """
+
+    request_columns = ("sample_id", "messages", "sampling", "error_type")
+
+    def __init__(
+        self, config: CaptionJobConfig, *arguments: Any, present: frozenset[str] = frozenset(), **more: Any
+    ) -> None:
+        self.present = present
+        self.rows_per_input = config.sampling.num_captions_per_prompt
+        super().__init__(config, *arguments, **more)
 
     @cached_property
     def _loss(self) -> Loss:
@@ -103,17 +114,18 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
         if prompt is None or prompt.answer_prefix is None or not prompt.keep_answer_prefix:
             return decoded, plain
         prefix = prompt.answer_prefix
-        return tuple(
-            {index: self._with_prefix(prefix, completion) for index, completion in completions.items()}
-            for completions in (decoded, plain)
-        )
+        return self._with_prefix(prefix, decoded), self._with_prefix(prefix, plain)
 
-    def _with_prefix(self, prefix: str, completion: Completion) -> Completion:
+    def _with_prefix(self, prefix: str, completions: Mapping[int, Completion]) -> dict[int, Completion]:
+        return {index: self._prefixed(prefix, completion) for index, completion in completions.items()}
+
+    def _prefixed(self, prefix: str, completion: Completion) -> Completion:
         if completion.error is not None:
             return completion
         text = self._pair.decode_after(prefix, completion.token_ids)
         if completion.finish_reason == "stop_string":
-            text = text[: min(start for stop in self._sampling.stop if (start := text.find(stop)) >= 0)]
+            starts = (text.find(stop) for stop in self._sampling.stop)
+            text = text[: min((start for start in starts if start >= 0), default=len(text))]
         return replace(completion, text=prefix + text)
 
     def again(self, request: Request, attempt: int) -> Request:
@@ -158,7 +170,15 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
         if prompt is None:
             prompt = render_prompt(self._pair.render, json.loads(row["messages"]))
         options = self._sampling_of(row["sampling"]) | {"grammar": self._pair.grammar}
-        return {0: Request(row["sample_id"], prompt, media.images, videos=media.videos, inputs=media.inputs, **options)}
+        request = Request(row["sample_id"], prompt, media.images, videos=media.videos, inputs=media.inputs, **options)
+        if self.rows_per_input == 1:
+            return {0: request}
+        names = (row_id(row["sample_id"], replica) for replica in range(self.rows_per_input))
+        return {
+            replica: replace(request, sample_id=name, replica=replica)
+            for replica, name in enumerate(names)
+            if name not in self.present
+        }
 
     @cached_property
     def _sampling(self) -> Sampling:
@@ -173,4 +193,8 @@ class Generate(EngineActor[CaptionJobConfig, "Pair"]):
     def _extra_values(
         self, index: int, row: dict[str, Any], completion: Completion, plain: Completion | None
     ) -> dict[str, Any]:
-        return {"seed": self._sampling_of(row["sampling"])["seed"], **self._audit_values(completion, plain)}
+        values = {"seed": self._sampling_of(row["sampling"])["seed"], **self._audit_values(completion, plain)}
+        if self.rows_per_input > 1:
+            replica = index % self.rows_per_input
+            values |= {"sample_id": row_id(row["sample_id"], replica), "replica": replica}
+        return values

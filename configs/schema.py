@@ -106,7 +106,15 @@ class CheckpointConfig(WeightsConfig):
     """Whether code that comes with the checkpoint may run."""
 
 
-class TargetCheckpointConfig(CheckpointConfig):
+class AdaptedCheckpointConfig(CheckpointConfig):
+    """The checkpoint of a model, and an adapter that is merged into its weights."""
+
+    adapter: Place | None = None
+    """A folder of a [LoRA adapter](../guides/caption.md#adapters) of PEFT, which every node has; it is merged when the
+    model is loaded."""
+
+
+class TargetCheckpointConfig(AdaptedCheckpointConfig):
     """The target model, whose distribution a lossless method preserves."""
 
     quantization: Literal["none", "int8", "fp8"] = "none"
@@ -126,7 +134,7 @@ class ModelConfig(Section):
     """The target model and the checkpoint of its drafter."""
 
     target: TargetCheckpointConfig
-    drafter: CheckpointConfig | None = None
+    drafter: AdaptedCheckpointConfig | None = None
     """A smaller model, an EAGLE head, Medusa heads or a block drafter for the target; not needed by the drafters
     `none`, `lookup`, `jacobi`, `suffix` and `layer_skip`."""
 
@@ -150,6 +158,8 @@ class SamplingConfig(Section):
     to `forced_eos_token_id`, have transformers' names and meaning. A processor that the job does not set is that of the
     target's [generation settings](../guides/caption.md#generation-settings)."""
 
+    num_captions_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of [captions per prompt](../guides/caption.md#several-captions), each with noise of its own."""
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Maximum number of generated tokens of a row."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
@@ -200,7 +210,7 @@ class SamplingConfig(Section):
     @property
     def options(self) -> dict[str, Any]:
         """The fields of `decoding.Sampling`."""
-        return self.model_dump(exclude={"from_checkpoint", "ignored_settings"})
+        return self.model_dump(exclude={"num_captions_per_prompt", "from_checkpoint", "ignored_settings"})
 
     @property
     def ends(self) -> Iterator[str]:
@@ -301,6 +311,8 @@ class DatasetJobConfig(Section):
         data["source"] = self.source.content(self.reads_images, self.reads_videos, self.has_conversations)
         for weights in filter(None, data["model"].values()):
             del weights["device"]
+            if weights.get("adapter") is None:  # outputs that are older than the key have the same content without it
+                weights.pop("adapter", None)
         return {**data, "revisions": revisions}
 
     def fingerprint(self, revisions: dict[str, str]) -> str:
@@ -369,6 +381,7 @@ class CaptionJobConfig(DatasetJobConfig):
                 "method.drafter.fill 'above' copies codes of the image row above, and a text has none; use repeat"
             )
         self._check_output()
+        self._check_captions()
         self._check_retries()
         target, pool = self.model.target, self.pool
         if pool.gpus > 1 and target.device != "auto":
@@ -401,6 +414,19 @@ class CaptionJobConfig(DatasetJobConfig):
         if self.sink.keep_tokens:
             data["sink"]["keep_tokens"] = True
         return data
+
+    def _check_captions(self) -> None:
+        """Check that several captions of a prompt differ, and are the only rows of their sample."""
+        sampling, columns = self.sampling, self.columns
+        if (number := sampling.num_captions_per_prompt) == 1:
+            return
+        where = f"sampling.num_captions_per_prompt is {number}"
+        if sampling.temperature == 0 and not sampling.from_checkpoint and columns.temperature is None:
+            raise ValueError(f"{where}, and at temperature 0 all are the same caption")
+        if columns.prompts is not None:
+            raise ValueError(f"{where}, and columns.prompts has several prompts per sample; repeat them there")
+        if self.source.video.cuts:
+            raise ValueError(f"{where}, and source.video.{self.source.video.cut_by} makes several clips of a sample")
 
     def _check_retries(self) -> None:
         """Check that further attempts have a reason, and differ from the first."""
@@ -445,5 +471,9 @@ class CaptionJobConfig(DatasetJobConfig):
 
     @property
     def multiplies_rows(self) -> bool:
-        """Whether one sample may become several rows: clips of its video, or several prompts."""
-        return self.source.video.cuts or self.columns.prompts is not None
+        """Whether one sample may become several rows: clips of its video, several prompts, or several captions."""
+        return (
+            self.source.video.cuts
+            or self.columns.prompts is not None
+            or self.sampling.num_captions_per_prompt > 1
+        )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from decoding.grammar import Grammar
     from models.inputs.clip import Clip
+    from models.inputs.content import ConditionPair
     from models.inputs.packing import PackedInputs
 
 FINISH_REASONS = ("stop", "length", "stop_string", "looped", "error")
@@ -108,10 +109,10 @@ class Request:
     uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their placeholders.
     `inputs` are the outputs of the target's processor for them; models with that processor then do not run it, and
     images and videos may be left out unless another model needs them. `condition` replaces the prompt for
-    image-generation models: text features (L, D), or a class label. Noise is keyed by `(seed, sample_id, replica,
-    attempt)` and does not depend on the batch. The output follows `grammar` and then EOS; it is whole unless the
-    request ends by `length` or `looped`. A `plain` request is decoded without the method of the job, by engines that
-    have both (`actors.serving.audited`).
+    image-generation models: text features (L, D), also with those of a negative prompt, or a class label. Noise is
+    keyed by `(seed, sample_id, replica, attempt)` and does not depend on the batch. The output follows `grammar` and
+    then EOS; it is whole unless the request ends by `length` or `looped`. A `plain` request is decoded without the
+    method of the job, by engines that have both (`actors.serving.audited`).
 
     Raises:
         ValueError: a grammar together with options that end or continue texts in other places.
@@ -124,7 +125,7 @@ class Request:
     seed: int = 0
     replica: int = 0
     attempt: int = 0
-    condition: NDArray[np.float32] | int | None = None
+    condition: NDArray[np.float32] | ConditionPair | int | None = None
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
     grammar: Grammar | None = None

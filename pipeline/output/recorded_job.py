@@ -65,6 +65,8 @@ class RecordedJob:
     """Name and SHA-256 of the external code of `source.kind`; empty if it is a built-in kind."""
     check_code: str = ""
     """The same of `checks.python`; empty without one."""
+    target_adapter: str = ""
+    """Digest of the adapter of the target; empty without one."""
 
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
@@ -187,6 +189,7 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
     code = revisions.get("special_tokens"), revisions.get("source.kind", ""), revisions.get("checks.python", "")
+    code = (*code, revisions.get("target_adapter", ""))
     return RecordedJob(output, tuple(newest), config, *known, folders, *code)
 
 

@@ -92,6 +92,13 @@ RETRY: Columns = [
         "number of the further attempt that made the text, 0 for the first; only with `retry`",
     ),
 ]
+REPLICA: Columns = [
+    (
+        "replica",
+        INT32,
+        "index of the caption among the captions of its prompt; only with `sampling.num_captions_per_prompt` above 1",
+    ),
+]
 PARTIAL: Columns = [
     (
         "partial_video",
@@ -102,7 +109,11 @@ PARTIAL: Columns = [
     ),
 ]
 CAPTIONS: Columns = [
-    ("sample_id", TEXT, "the value of `source.id_column`, or `path#index`"),
+    (
+        "sample_id",
+        TEXT,
+        "the value of `source.id_column`, or `path#index`; `<id>#<n>` if a sample has several prompts or captions",
+    ),
     *SOURCE,
     ("row_index", INT64, "index of the sample in that file"),
     ("clip_index", INT32, "index of the clip in its video, from 0; null for rows without video clips"),
@@ -112,6 +123,7 @@ CAPTIONS: Columns = [
     *PARTIAL,
     ("prompt_index", INT32, "index of the prompt among the prompts of its sample; null if there is one prompt"),
     ("num_prompts", INT32, "number of prompts of the sample; null if there is one prompt"),
+    *REPLICA,
     *ATTEMPT,
     ("status", TEXT, "`success`, `truncated` (`max_new_tokens` reached, or a loop) or `error`"),
     *ERROR,

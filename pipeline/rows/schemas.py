@@ -201,14 +201,18 @@ def result_schema(
     loops: bool = False,
     checks: bool = False,
     retries: bool = False,
+    replicas: bool = False,
 ) -> pa.Schema:
     """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the columns of token ids,
     `audit` the columns `columns.AUDIT`, `partial` the column `partial_video`, `loops` the column `loop_start`, `checks`
-    the column `failed_checks`, and `retries` the column `retry_index`."""
+    the column `failed_checks`, `retries` the column `retry_index`, and `replicas` the column `replica`."""
     left_out = set() if tokens else {"token_ids", "audit_token_ids"}
     left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
     left_out |= set() if partial else {name for name, _, _ in columns.PARTIAL}
-    optional = ((columns.LOOPS, loops), (columns.CHECKS, checks), (columns.RETRY, retries))
+    optional = (
+        *((columns.LOOPS, loops), (columns.CHECKS, checks)),
+        *((columns.RETRY, retries), (columns.REPLICA, replicas)),
+    )
     left_out |= {name for group, is_there in optional if not is_there for name, _, _ in group}
     return schema_of([column for column in _RESULT if column[0] not in left_out], keep)
 
@@ -223,6 +227,7 @@ def job_schema(config: CaptionJobConfig, keep: Iterable[pa.Field] = ()) -> pa.Sc
         loops=config.sampling.stop_loops > 0,
         checks=config.checks is not None,
         retries=config.retry is not None,
+        replicas=config.sampling.num_captions_per_prompt > 1,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from actors.engine_actor import row_id
 from actors.media import media_rows
 from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
@@ -71,6 +72,8 @@ class Plan(JobPlan):
 
     @property
     def rows_per_sample(self) -> int | None:
+        if (number := self.config.sampling.num_captions_per_prompt) > 1:
+            return number
         return None if self.config.multiplies_rows else 1
 
     @property
@@ -121,7 +124,13 @@ class Plan(JobPlan):
             decoded = decode_table(samples, options)
             images, clips = decoded["images"].to_pylist(), decoded["videos"].to_pylist()
             for sample_id, row in zip(decoded["sample_id"].to_pylist(), media_rows(decoded), strict=True):
-                yield sample_id, (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
+                shown = (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
+                yield from ((name, shown) for name in self._row_ids(sample_id))
+
+    def _row_ids(self, sample_id: str) -> list[str]:
+        """Return the ids of the results of a decoded row."""
+        number = self.config.sampling.num_captions_per_prompt
+        return [sample_id] if number == 1 else [row_id(sample_id, replica) for replica in range(number)]
 
 
 def make_plan(

@@ -200,6 +200,10 @@ def prepare(settings: Settings) -> Prepared:
             f"model.target: {config.model.target.path} is revision {revision}, and the output was decoded by revision "
             f"{job.target_revision}; restore it, or compare with another target by --against"
         )
+    if settings.against is None and pair.revisions.get("target_adapter", "") != job.target_adapter:
+        raise ConfigError(
+            f"model.target.adapter: {config.model.target.adapter} has changed since the output was decoded; restore it"
+        )
     if settings.against is None and pair.revisions.get("special_tokens") != job.special_tokens:
         raise ConfigError(
             f"model.target: {config.model.target.path} reads other tokens than when the output was decoded, because "

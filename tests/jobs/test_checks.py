@@ -1,4 +1,5 @@
-"""Checks and retries on whole jobs of the shipped text pair: counts, a function of a user, a kill, and verification."""
+"""Checks, retries and several captions on whole jobs of the shipped text pair: a function of a user, a kill, and
+verification."""
 
 from __future__ import annotations
 
@@ -19,14 +20,18 @@ from zoo.text import held_out_questions
 from zoo.world import listing
 
 ROOT = Path(__file__).resolve().parents[2]
-NUM_ROWS = 48
+NUM_PROMPTS, NUM_CAPTIONS = 24, 2
+NUM_ROWS = NUM_PROMPTS * NUM_CAPTIONS
 CHECK = "import zlib\n\n\ndef odd(text: str) -> bool:\n    return zlib.crc32(text.encode()) % 2 == 1\n"
-COMPARED = ("sample_id", "generated_text", "token_ids", "finish_reason", "loop_start", "failed_checks", "retry_index")
+COMPARED = (
+    *("sample_id", "replica", "generated_text", "token_ids", "finish_reason"),
+    *("loop_start", "failed_checks", "retry_index"),
+)
 
 
 def job(folder: Path, **sections: Any) -> None:
     (folder / "quality.py").write_text(CHECK)
-    prompts = [listing.write_prompt(*asked).replace("\n", " ") for asked in held_out_questions(NUM_ROWS, 5)]
+    prompts = [listing.write_prompt(*asked).replace("\n", " ") for asked in held_out_questions(NUM_PROMPTS, 5)]
     (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
     checkpoints = f"{ROOT}/zoo/checkpoints"
     data = {
@@ -37,7 +42,10 @@ def job(folder: Path, **sections: Any) -> None:
             "drafter": {"path": f"{checkpoints}/text_drafter", "dtype": "float32"},
         },
         "method": "sd_chain_text",
-        "sampling": {"max_new_tokens": 24, "stop_loops": 2, "min_loop_tokens": 4},
+        "sampling": {
+            **{"max_new_tokens": 24, "temperature": 0.5, "num_captions_per_prompt": NUM_CAPTIONS},
+            **{"stop_loops": 2, "min_loop_tokens": 4},
+        },
         "checks": {"python": "quality:odd", "min_words": 2},
         "retry": {"max_attempts": 3, "temperature": 0.8, "top_p": 0.95},
         "pool": {"slots": 4, "max_context_tokens": 256, "batch_rows": 4},
@@ -78,10 +86,13 @@ def test_a_killed_job_resumes_to_the_rows_of_an_undisturbed_one_and_verify_repla
     assert finish(whole, "caption", "job.yaml") == DONE, (whole / "log").read_text()[-3000:]
     expected = rows_of(whole)
     assert len(expected) == NUM_ROWS
+    assert {row["replica"] for row in expected} == set(range(NUM_CAPTIONS))
     assert {row["retry_index"] for row in expected} == {0, 1, 2, 3}
     assert {code for row in expected for code in row["failed_checks"]} >= {"python"}
+    assert len({row["generated_text"] for row in expected}) > NUM_PROMPTS
     summary = json.loads((whole / "out/_job/summary.json").read_text())
     assert summary["failed_checks"]["python"] == sum("python" in row["failed_checks"] for row in expected)
+    assert (summary["num_samples"], summary["num_inputs"]) == (NUM_ROWS, NUM_PROMPTS)
     assert summary["num_retried"] == sum(row["retry_index"] > 0 for row in expected)
     assert f"{summary['num_retried']} rows have the text of a further attempt" in (whole / "log").read_text()
 
@@ -108,7 +119,7 @@ def test_a_dry_run_refuses_a_function_that_is_not_there_and_a_script_without_a_n
     for override, message in (
         ("checks.python=quality:even", "checks.python: quality:even: "),
         ("checks.scripts=[Latinish]", "checks.scripts: 'Latinish' is no script of Unicode"),
-        ("retry.temperature=null", "retry.temperature: give a temperature"),
+        ("sampling.temperature=0", "sampling.num_captions_per_prompt is 2, and at temperature 0 all are the same"),
     ):
         assert finish(tmp_path, "caption", "job.yaml", "--dry-run", override) == REFUSED
         log = (tmp_path / "log").read_text()
