@@ -142,7 +142,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self, requests: Mapping[int, Request], suspects: Mapping[int, Suspect]
     ) -> tuple[dict[int, Completion], dict[int, Completion]]:
         """Return the completions of requests, and of those of them that are decoded plainly too, by result row."""
-        plain = self._plain_requests(requests)
+        plain: dict[int, Request] = self._plain_requests(requests)
         both = [*requests.values(), *plain.values()]
         numbered = {number: suspects[index] for number, index in enumerate(requests) if index in suspects}
         decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, numbered))
@@ -205,7 +205,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self, table: pa.Table, completions: Mapping[int, Completion], plain: Mapping[int, Completion]
     ) -> pa.Table:
         """Return one table of the result schema."""
-        names = [
+        names: list[str] = [
             name for name in ("sample_id", "error_type", "error_message", "sampling") if name in table.column_names
         ]
         if self.rows_per_input > 1:

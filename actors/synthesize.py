@@ -30,7 +30,7 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
     `<id>#1`, …. A row with an error becomes as many error rows. Images with ids in `present` are skipped.
     """
 
-    request_columns = (
+    request_columns: tuple[str, ...] = (
         *("sample_id", "prompt", "label", "error_type"),
         *("seed", "temperature", "top_k", "top_p", "guidance_scale"),
     )

@@ -159,8 +159,7 @@ def load_target(
     quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpointConfig) else "none"
     adapter = checkpoint.adapter if isinstance(checkpoint, AdaptedCheckpointConfig) else None
     options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization, max_context_tokens)
-    options = (*options, adapter)
-    return read_at(where, checkpoint, lambda ref: Target.load(ref, *options))
+    return read_at(where, checkpoint, lambda ref: Target.load(ref, *options, adapter=adapter))
 
 
 def check_adapter(where: str, checkpoint: AdaptedCheckpointConfig, config: Any) -> str:

@@ -293,7 +293,8 @@ def _names(model: nn.Module, path: str) -> Iterator[str]:
     config: Any = getattr(model, "config", None)
     renamed = path
     for rule in get_checkpoint_conversion_mapping(getattr(config, "model_type", "")) or ():
-        sources, targets = getattr(rule, "source_patterns", ()), getattr(rule, "target_patterns", ())
+        sources: Any = getattr(rule, "source_patterns", ())
+        targets: Any = getattr(rule, "target_patterns", ())
         if len(sources) == len(targets) == 1 and "*" not in targets[0]:
             renamed = re.sub(sources[0], targets[0].removeprefix("^"), renamed)
     yield renamed

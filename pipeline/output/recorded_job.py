@@ -189,8 +189,8 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
     code = revisions.get("special_tokens"), revisions.get("source.kind", ""), revisions.get("checks.python", "")
-    code = (*code, revisions.get("target_adapter", ""))
-    return RecordedJob(output, tuple(newest), config, *known, folders, *code)
+    adapter = revisions.get("target_adapter", "")
+    return RecordedJob(output, tuple(newest), config, *known, folders, *code, adapter)
 
 
 def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:

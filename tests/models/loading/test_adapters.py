@@ -58,7 +58,8 @@ def weights_of(folder: Path, dtype: str = "float32", adapter: Path | None = None
     return dict(target.model.named_parameters())
 
 
-def pair_of(rows: int, columns: int, rank: int = RANK, seed: int = 0) -> tuple[Tensor, Tensor]:
+def factors(shape: torch.Size, rank: int = RANK, seed: int = 0) -> tuple[Tensor, Tensor]:
+    rows, columns = shape
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rank, columns, generator=generator), 0.1 * torch.randn(rows, rank, generator=generator)
 
@@ -75,7 +76,7 @@ def lora(
 ) -> dict[str, Tensor]:
     tensors = {}
     for index, name in enumerate(modules):
-        a, b = pair_of(*weights[f"{name}.weight"].shape, (ranks or {}).get(name, RANK), index)
+        a, b = factors(weights[f"{name}.weight"].shape, (ranks or {}).get(name, RANK), index)
         tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
     return tensors
 
@@ -145,7 +146,7 @@ def test_layers_are_found_by_the_names_that_earlier_versions_gave_them(tmp_path:
     toys.save("llava", base)
     name = "model.language_model.layers.1.self_attn.q_proj"
     before = weights_of(base)
-    a, b = pair_of(*before[f"{name}.weight"].shape)
+    a, b = factors(before[f"{name}.weight"].shape)
     for number, earlier in enumerate(("language_model.model.layers.1.self_attn.q_proj", name)):
         tensors = {f"base_model.model.{earlier}.lora_{side}.weight": value for side, value in (("A", a), ("B", b))}
         after = weights_of(base, adapter=write(tmp_path / f"{number}", tensors))
@@ -160,7 +161,7 @@ def test_texts_are_those_of_generate_with_the_merged_weights(base: Path, tmp_pat
     oracle = toys.FAMILIES["llama"].model(0)
     own = {name: weight.clone() for name, weight in oracle.state_dict().items()}
     for name in LAYERS:
-        a, b = pair_of(*own[f"{name}.weight"].shape, RANK, LAYERS.index(name))
+        a, b = factors(own[f"{name}.weight"].shape, RANK, LAYERS.index(name))
         own[f"{name}.weight"] += ALPHA / RANK * (b @ a)
     request = Request("a", toys.prompt("llama", 3)[0], (), Sampling(max_new_tokens=12, ignore_eos=True))
     method = Method(checks.make_drafter("none", "llama"), checks.TREES["chain"](), Exact())
