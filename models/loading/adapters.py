@@ -29,7 +29,6 @@ from models.loading.weight_headers import HeaderError, stored_weights
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MAX_CONFIG_BYTES = 1 << 20
-MAX_MODULES = 100_000
 DIGEST_BYTES = 1 << 24
 _LORA = re.compile(r"(?P<module>.+)\.(?P<kind>lora_embedding_|lora_)(?P<side>[AB])(?P<weight>\.weight)?$")
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -224,8 +223,7 @@ class Adapter:
                 product = (b @ a) * self.scale_of(part.module)
                 weight += (product.T if part.is_embedding else product).to(weight.dtype)
             for name in saved:
-                own = self._saved_weight(model, name)
-                own.copy_(file.get_tensor(name))
+                self._saved_weight(model, name).copy_(file.get_tensor(name))
 
     def check(self, model: nn.Module) -> None:
         """Raise the errors of `merge` for a model, which may be on the device `meta`."""
@@ -239,8 +237,7 @@ class Adapter:
         """Yield each part with the weight (out, in) of its linear layer, or (V, D) of its embedding."""
         for part in parts:
             module, name = self._module(model, part.module)
-            expected = nn.Embedding if part.is_embedding else nn.Linear
-            if not isinstance(module, expected):
+            if not isinstance(module, nn.Embedding if part.is_embedding else nn.Linear):
                 kind = type(module).__name__
                 raise CheckpointError(f"{self.path}: {WEIGHTS_FILE}: {part.module} is a {kind}, which is not merged")
             weight = module.weight
