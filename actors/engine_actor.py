@@ -11,7 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +73,9 @@ class EngineActor(ABC, Generic[Job, Pair]):
     """
 
     rows_per_input = 1
-    request_columns: ClassVar[tuple[str, ...]]
+    present: frozenset[str] = frozenset()
+    """Ids of result rows that the output already has, which are left out."""
+    request_columns: tuple[str, ...]
 
     def __init__(
         self,
@@ -115,14 +117,11 @@ class EngineActor(ABC, Generic[Job, Pair]):
         deaths = await asyncio.to_thread(self._ledger.begin, keys)
         requests: dict[int, Request]
         requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
-        indices = [index // self.rows_per_input for index in requests]
-        suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
-        plain: dict[int, Request] = self._plain_requests(requests)
-        both = [*requests.values(), *plain.values()]
-        decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, suspects))
-        completions |= zip(requests, decoded)
-        plain_completions: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
+        inputs = {index: index // self.rows_per_input for index in requests}
+        suspects = {index: Suspect(keys[i], deaths[i]) for index, i in inputs.items() if deaths[i]}
         try:
+            decoded, plain_completions = await self._decode(requests, suspects)
+            completions |= decoded
             result = self._results(table, completions, plain_completions)
         except MetricError as error:
             await asyncio.to_thread(self._ledger.failed, str(error))
@@ -138,6 +137,16 @@ class EngineActor(ABC, Generic[Job, Pair]):
         if self._metrics is not None:
             self._metrics.batch(result, completions.values(), waits)
         yield result
+
+    async def _decode(
+        self, requests: Mapping[int, Request], suspects: Mapping[int, Suspect]
+    ) -> tuple[dict[int, Completion], dict[int, Completion]]:
+        """Return the completions of requests, and of those of them that are decoded plainly too, by result row."""
+        plain: dict[int, Request] = self._plain_requests(requests)
+        both = [*requests.values(), *plain.values()]
+        numbered = {number: suspects[index] for number, index in enumerate(requests) if index in suspects}
+        decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, numbered))
+        return dict(zip(requests, decoded)), dict(zip(plain, decoded[len(requests) :], strict=True))
 
     def _make_engine(self, slots: int) -> QueuedEngine:
         return make_engine(self._config.method, slots, self._pair.engine, self._pair.plain_engine)
@@ -196,12 +205,12 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self, table: pa.Table, completions: Mapping[int, Completion], plain: Mapping[int, Completion]
     ) -> pa.Table:
         """Return one table of the result schema."""
-        if self.rows_per_input > 1:
-            table = table.select([name for name in table.column_names if name in self._schema.names])
-            table = table.take(pa.array(np.repeat(np.arange(table.num_rows), self.rows_per_input)))
-        names = [
+        names: list[str] = [
             name for name in ("sample_id", "error_type", "error_message", "sampling") if name in table.column_names
         ]
+        if self.rows_per_input > 1:
+            table = table.select([name for name in table.column_names if name in (*self._schema.names, *names)])
+            table = table.take(pa.array(np.repeat(np.arange(table.num_rows), self.rows_per_input)))
         method, drafter_id = self._config.method, self._pair.drafter_id
         values = []
         for index, row in enumerate(table.select(names).to_pylist()):
@@ -210,4 +219,13 @@ class EngineActor(ABC, Generic[Job, Pair]):
                 completion = failed(row["sample_id"], row["error_type"], row["error_message"])
             common = result_values(completion) | method_values(method, drafter_id, completion)
             values.append(common | self._extra_values(index, row, completion, plain.get(index)))
-        return result_table(self._schema, table, self._constants, values)
+        result = result_table(self._schema, table, self._constants, values)
+        if not self.present:
+            return result
+        ids = result.column("sample_id").to_pylist()
+        return result.filter(pa.array([sample_id not in self.present for sample_id in ids], pa.bool_()))
+
+
+def row_id(prompt_id: str, replica: int) -> str:
+    """Return the sample id `<prompt_id>#<replica>` of one of several rows of a prompt."""
+    return f"{prompt_id}#{replica}"

@@ -13,9 +13,13 @@ from actors.generate import Generate
 from actors.serving.crash_ledger import row_keys
 
 ASKED = pa.schema(
-    [("sample_id", pa.string()), ("tokens", pa.list_(pa.int32())), ("one", pa.int32()), ("other", pa.int32())]
+    [
+        *(("sample_id", pa.string()), ("tokens", pa.list_(pa.int32())), ("one", pa.int32()), ("other", pa.int32())),
+        ("retry_index", pa.int32()),
+    ]
 )
-"""Rows to compute margins of: the output before the position, and two tokens at it (`decoding.margins.margin`)."""
+"""Rows to compute margins of: the output before the position, two tokens at it (`decoding.margins.margin`), and the
+number of the further attempt that made the row, null without any."""
 MARGINS = pa.schema([("sample_id", pa.string()), ("margin", pa.float64()), ("tolerance", pa.float64())])
 
 
@@ -48,6 +52,7 @@ class Margins(Generate):
             if asked is None:  # another prompt or clip of the sample
                 continue
             try:
+                request = self.again(request, asked["retry_index"] or 0)
                 with self._lock:  # forwards of concurrent batches share the device
                     result = margin(self._pair.target, request, asked["tokens"], asked["one"], asked["other"])
             except PromptError:

@@ -16,6 +16,8 @@ from configs.method import MethodConfig
 from configs.pool import ActorPoolConfig
 from decoding.types import Completion
 
+UNFINISHED = ("length", "looped")
+"""Finish reasons of texts that the target did not end: their status is `truncated`."""
 ReportProgress = Callable[[pa.Table], None]
 """Called after each batch with its table of results."""
 
@@ -92,10 +94,13 @@ def result_values(completion: Completion) -> dict[str, Any]:
     """Return the result columns of one completion."""
     error = completion.error
     return {
-        "status": "error" if error else "truncated" if completion.finish_reason == "length" else "success",
+        "status": "error" if error else "truncated" if completion.finish_reason in UNFINISHED else "success",
         "error_type": error.code if error else "",
         "error_message": error.message if error else "",
         "finish_reason": completion.finish_reason,
+        "loop_start": completion.loop_start,
+        "retry_index": completion.attempt,
+        "failed_checks": list(completion.failed_checks),
         "generated_text": completion.text,
         "token_ids": [] if error else list(completion.token_ids),
         "mean_logprob": completion.mean_logprob,

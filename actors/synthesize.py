@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_actor import EngineActor
+from actors.engine_actor import EngineActor, row_id
 from actors.results import RowRefused
 from actors.serving.engine_thread import end_process
 from configs.synthesis import SynthesizeJobConfig
 from decoding.types import Completion, Request, Sampling
+from models.inputs.content import ConditionPair
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePair
@@ -29,7 +30,7 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
     `<id>#1`, …. A row with an error becomes as many error rows. Images with ids in `present` are skipped.
     """
 
-    request_columns: ClassVar = (
+    request_columns: tuple[str, ...] = (
         *("sample_id", "prompt", "label", "error_type"),
         *("seed", "temperature", "top_k", "top_p", "guidance_scale"),
     )
@@ -37,8 +38,10 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
     def __init__(
         self, config: SynthesizeJobConfig, *arguments: Any, present: frozenset[str] = frozenset(), **more: Any
     ) -> None:
-        self._present = present
+        self.present = present
         self.rows_per_input = config.sampling.num_images_per_prompt
+        if config.has_negatives:
+            self.request_columns = (*self.request_columns, "negative_prompt")
         self._encoding = threading.Lock()
         super().__init__(config, *arguments, **more)
 
@@ -58,18 +61,21 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
         condition = arrays() if row["label"] is None else int(row["label"])
         if condition is None:
             condition = self._encode(row["prompt"], suspect)
+        if (negative := row.get("negative_prompt")) and row["guidance_scale"] > 1.0:
+            assert isinstance(condition, np.ndarray), "the schema refuses negative prompts of classes"
+            condition = ConditionPair(condition, self._encode_negative(negative, suspect))
         sampling = Sampling(
             max_new_tokens=self._pair.num_image_tokens,
             guidance_interval=self._config.sampling.guidance_interval,
             **{name: row[name] for name in ("temperature", "top_k", "top_p", "guidance_scale")},
         )
-        ids = enumerate(image_id(row["sample_id"], replica) for replica in range(self.rows_per_input))
+        ids = enumerate(row_id(row["sample_id"], replica) for replica in range(self.rows_per_input))
         return {
             replica: Request(
                 name, row["prompt"], sampling=sampling, seed=row["seed"], replica=replica, condition=condition
             )
             for replica, name in ids
-            if name not in self._present
+            if name not in self.present
         }
 
     def _encode(self, prompt: str, suspect: str | None) -> NDArray[np.float32]:
@@ -88,28 +94,20 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
                 if suspect is not None:
                     self._ledger.running("encode", [])
 
+    def _encode_negative(self, negative: str, suspect: str | None) -> NDArray[np.float32]:
+        try:
+            return self._encode(negative, suspect)
+        except RowRefused as error:
+            raise RowRefused(error.code, f"negative_prompt: {error}") from None
+
     def _extra_values(
         self, index: int, row: dict[str, Any], completion: Completion, plain: Completion | None
     ) -> dict[str, Any]:
         replica = index % self.rows_per_input
         return {
-            "sample_id": image_id(row["sample_id"], replica),
+            "sample_id": row_id(row["sample_id"], replica),
             "prompt_id": row["sample_id"],
             "replica": replica,
             "status": "error" if completion.error else "success",
             "codes": [] if completion.error else list(completion.token_ids),
         }
-
-    def _results(
-        self, table: pa.Table, completions: Mapping[int, Completion], plain: Mapping[int, Completion]
-    ) -> pa.Table:
-        result = super()._results(table, completions, plain)
-        if not self._present:
-            return result
-        ids = result.column("sample_id").to_pylist()
-        return result.filter(pa.array([sample_id not in self._present for sample_id in ids], pa.bool_()))
-
-
-def image_id(prompt_id: str, replica: int) -> str:
-    """Return the sample id `<prompt_id>#<replica>` of one image of a prompt."""
-    return f"{prompt_id}#{replica}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from configs.section import Place, Section
+from configs.section import ExternalName, Place, Section
 from files.local import read_regular
 from files.strict_json import JsonError, parse_json
 
@@ -228,6 +228,53 @@ ExportConfig = Annotated[
     | ImageExportConfig,
     Field(discriminator="kind"),
 ]
+
+
+class ChecksConfig(Section):
+    """Checks of each text, whose failures the column [`failed_checks`](../guides/caption.md#checks) has by code; rows
+    without any failure pass."""
+
+    empty: bool = True
+    """`empty`: the text is blank."""
+    looped: bool = True
+    """`looped`: the text ended in a repetition, which `sampling.stop_loops` looks for."""
+    min_characters: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """`too_short`: the text has fewer characters, without white space around it."""
+    min_words: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """`too_short`: the text has fewer words, which white space separates."""
+    # Not strict, because a list is validated as Python data by overrides.
+    scripts: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]{1,64}$")], ...], Field(max_length=64)] = ()
+    """`wrong_script`: too few letters are of these scripts, by their names in Unicode, such as `[Latin]` or
+    `[Han, Hiragana, Katakana]`."""
+    min_script_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Minimum share of letters of `scripts` among the characters that have a script of their own; texts without any
+    pass."""
+    python: ExternalName | None = None
+    """`python`: a [function of yours](../guides/extend.md), `module:function`, returns False for the text."""
+
+
+class RetryConfig(Section):
+    """Further attempts of rows that fail `checks`, with [sampling of their own](../guides/caption.md#retries)."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=64)] = 1
+    """Maximum number of further attempts of a row."""
+    temperature: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """In place of the row's temperature; required if that may be 0, at which attempts would be equal."""
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """In place of the row's `top_k`."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """In place of the row's `top_p`."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """In place of the row's `min_p`."""
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """In place of the row's `repetition_penalty`."""
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=64)] | None = None
+    """In place of the row's `no_repeat_ngram_size`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of `decoding.Sampling` that further attempts replace."""
+        return self.model_dump(exclude={"max_attempts"}, exclude_none=True)
 
 
 class ExportJobConfig(Section):

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
 from configs.acceptance import AuditConfig, ExactAcceptanceConfig, LanternAcceptanceConfig
 from configs.method import MethodConfig
-from configs.output import ExportConfig, OutputConfig
+from configs.output import ChecksConfig, ExportConfig, OutputConfig, RetryConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
 from configs.source import SourceConfig
@@ -36,6 +36,19 @@ class PromptConfig(Section):
     # Not strict, because the short form is validated as Python data, in which lists are not accepted for tuples.
     messages: Annotated[tuple[MessageConfig, ...], Field(strict=False)] = ()
     """The turns of a conversation."""
+    answer_prefix: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
+    """Text that the [answer begins with](../guides/caption.md#answer-prefixes), taken literally; the target continues
+    it."""
+    keep_answer_prefix: bool = True
+    """Whether `generated_text` begins with `answer_prefix`."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that determine the output; outputs that are older than the prefix have the same content
+        without one."""
+        data = self.model_dump(mode="json")
+        if self.answer_prefix is None:
+            del data["answer_prefix"], data["keep_answer_prefix"]
+        return data
 
     @model_validator(mode="after")
     def _one_of(self) -> PromptConfig:
@@ -93,7 +106,15 @@ class CheckpointConfig(WeightsConfig):
     """Whether code that comes with the checkpoint may run."""
 
 
-class TargetCheckpointConfig(CheckpointConfig):
+class AdaptedCheckpointConfig(CheckpointConfig):
+    """The checkpoint of a model, and an adapter that is merged into its weights."""
+
+    adapter: Place | None = None
+    """A folder of a [LoRA adapter](../guides/caption.md#adapters) of PEFT, which every node has; it is merged when the
+    model is loaded."""
+
+
+class TargetCheckpointConfig(AdaptedCheckpointConfig):
     """The target model, whose distribution a lossless method preserves."""
 
     quantization: Literal["none", "int8", "fp8"] = "none"
@@ -113,7 +134,7 @@ class ModelConfig(Section):
     """The target model and the checkpoint of its drafter."""
 
     target: TargetCheckpointConfig
-    drafter: CheckpointConfig | None = None
+    drafter: AdaptedCheckpointConfig | None = None
     """A smaller model, an EAGLE head, Medusa heads or a block drafter for the target; not needed by the drafters
     `none`, `lookup`, `jacobi`, `suffix` and `layer_skip`."""
 
@@ -126,11 +147,19 @@ def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, int) else value
 
 
+def _repeats(value: int) -> int:
+    if value < 0 or value == 1:
+        raise ValueError("give 0 (off) or at least 2: a sequence that occurs once is no loop")
+    return value
+
+
 class SamplingConfig(Section):
     """Sampling parameters of generated text; see `decoding.Sampling`. The logits processors, from `repetition_penalty`
     to `forced_eos_token_id`, have transformers' names and meaning. A processor that the job does not set is that of the
     target's [generation settings](../guides/caption.md#generation-settings)."""
 
+    num_captions_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of [captions per prompt](../guides/caption.md#several-captions), each with noise of its own."""
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Maximum number of generated tokens of a row."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
@@ -172,11 +201,16 @@ class SamplingConfig(Section):
     """Strings that end the text; they are removed from it."""
     ignore_eos: bool = False
     """Continue after an EOS token."""
+    stop_loops: Annotated[int, AfterValidator(_repeats), Field(le=65_536)] = 0
+    """Number of repetitions of a sequence of 1 to 64 tokens that [end a text](../guides/caption.md#loops) as `looped`;
+    0 is off."""
+    min_loop_tokens: Annotated[int, Field(ge=2, le=65_536)] = 64
+    """Minimum number of tokens of the repetitions that end a text."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The fields of `decoding.Sampling`."""
-        return self.model_dump(exclude={"from_checkpoint", "ignored_settings"})
+        return self.model_dump(exclude={"num_captions_per_prompt", "from_checkpoint", "ignored_settings"})
 
     @property
     def ends(self) -> Iterator[str]:
@@ -277,6 +311,8 @@ class DatasetJobConfig(Section):
         data["source"] = self.source.content(self.reads_images, self.reads_videos, self.has_conversations)
         for weights in filter(None, data["model"].values()):
             del weights["device"]
+            if weights.get("adapter") is None:  # outputs that are older than the key have the same content without it
+                weights.pop("adapter", None)
         return {**data, "revisions": revisions}
 
     def fingerprint(self, revisions: dict[str, str]) -> str:
@@ -295,6 +331,8 @@ class CaptionJobConfig(DatasetJobConfig):
     method: MethodConfig = MethodConfig()
     sampling: SamplingConfig = SamplingConfig()
     output: OutputConfig | None = None
+    checks: ChecksConfig | None = None
+    retry: RetryConfig | None = None
     pool: PoolConfig = PoolConfig()
     sink: CaptionSinkConfig
     job: JobSectionConfig = JobSectionConfig()
@@ -343,6 +381,8 @@ class CaptionJobConfig(DatasetJobConfig):
                 "method.drafter.fill 'above' copies codes of the image row above, and a text has none; use repeat"
             )
         self._check_output()
+        self._check_captions()
+        self._check_retries()
         target, pool = self.model.target, self.pool
         if pool.gpus > 1 and target.device != "auto":
             raise ValueError(
@@ -357,12 +397,16 @@ class CaptionJobConfig(DatasetJobConfig):
         return self
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """Return the fields of `DatasetJobConfig.content`, and `output`, `sink.keep_tokens`, share and metric of
-        `audit` if they are set: without them, outputs that were begun before these keys existed have the same
-        content."""
+        """Return the fields of `DatasetJobConfig.content`, and `output`, `checks`, `retry`, `sink.keep_tokens`, share
+        and metric of `audit` if they are set: without them, outputs that were begun before these keys existed have the
+        same content."""
         data = super().content(revisions) | {"sampling": self.sampling.content()}
-        for key in ("output", "audit"):
+        data["prompt"] = None if self.prompt is None else self.prompt.content()
+        for key in ("output", "audit", "checks", "retry"):
             del data[key]
+        for key in ("checks", "retry"):
+            if (section := getattr(self, key)) is not None:
+                data[key] = section.model_dump(mode="json", exclude_none=True)
         if self.output is not None:
             data["output"] = self.output.content()
         if self.audit is not None:
@@ -370,6 +414,31 @@ class CaptionJobConfig(DatasetJobConfig):
         if self.sink.keep_tokens:
             data["sink"]["keep_tokens"] = True
         return data
+
+    def _check_captions(self) -> None:
+        """Check that several captions of a prompt differ, and are the only rows of their sample."""
+        sampling, columns = self.sampling, self.columns
+        if (number := sampling.num_captions_per_prompt) == 1:
+            return
+        where = f"sampling.num_captions_per_prompt is {number}"
+        if sampling.temperature == 0 and not sampling.from_checkpoint and columns.temperature is None:
+            raise ValueError(f"{where}, and at temperature 0 all are the same caption")
+        if columns.prompts is not None:
+            raise ValueError(f"{where}, and columns.prompts has several prompts per sample; repeat them there")
+        if self.source.video.cuts:
+            raise ValueError(f"{where}, and source.video.{self.source.video.cut_by} makes several clips of a sample")
+
+    def _check_retries(self) -> None:
+        """Check that further attempts have a reason, and differ from the first."""
+        if self.retry is None:
+            return
+        if self.checks is None:
+            raise ValueError("retry: rows that fail checks are tried again, and there is no section checks")
+        if self.retry.temperature is not None:
+            return
+        sampling = self.sampling
+        if sampling.temperature == 0 or sampling.from_checkpoint or self.columns.temperature is not None:
+            raise ValueError("retry.temperature: give a temperature: at 0, which rows may have, attempts are equal")
 
     def _check_output(self) -> None:
         """Check the options that end texts, and the drafters that need a structure."""
@@ -380,6 +449,8 @@ class CaptionJobConfig(DatasetJobConfig):
             return
         if (name := next(self.sampling.ends, None)) is not None:
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
+        if self.prompt is not None and self.prompt.answer_prefix is not None:
+            raise ValueError("prompt.answer_prefix: the structure of output decides how a text begins; leave it out")
 
     @property
     def has_conversations(self) -> bool:
@@ -400,5 +471,9 @@ class CaptionJobConfig(DatasetJobConfig):
 
     @property
     def multiplies_rows(self) -> bool:
-        """Whether one sample may become several rows: clips of its video, or several prompts."""
-        return self.source.video.cuts or self.columns.prompts is not None
+        """Whether one sample may become several rows: clips of its video, several prompts, or several captions."""
+        return (
+            self.source.video.cuts
+            or self.columns.prompts is not None
+            or self.sampling.num_captions_per_prompt > 1
+        )

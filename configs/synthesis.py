@@ -49,6 +49,8 @@ class ImageColumnsConfig(ConditionColumnsConfig):
     """In place of `sampling.top_p`."""
     guidance_scale: str | None = None
     """In place of `sampling.guidance_scale`."""
+    negative_prompt: str | None = None
+    """In place of `sampling.negative_prompt`."""
 
 
 class TextEncoderConfig(WeightsConfig):
@@ -89,6 +91,9 @@ class ImageSamplingConfig(Section):
     """Scale s of classifier-free guidance; values up to 1 disable guidance, which halves the work."""
     guidance_interval: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     """Codes that are guided: −1 for all, i for the codes 0 … i + 1."""
+    negative_prompt: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Text that guidance leads [away from](../guides/synthesize.md#negative-prompts), taken literally; by default the
+    target's null embedding."""
 
 
 class VqPoolConfig(ActorPoolConfig):
@@ -183,12 +188,26 @@ class SynthesizeJobConfig(DatasetJobConfig):
         ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]
         if len(ready) == 2:
             raise ValueError("columns: give features or label, and not both: a target is made for one of them")
-        if ready and self.model.condition is not None:
+        if self.has_negatives:
+            self._check_negatives()
+        elif ready and self.model.condition is not None:
             raise ValueError(f"model.condition: it would encode nothing, because rows have columns.{ready[0]}")
         if not ready and self.prompt is None:
             raise ValueError("prompt is required unless columns.features or columns.label is given")
         if not ready and self.model.condition is None:
             raise ValueError("model.condition must name the T5 encoder; or give columns.features or columns.label")
+
+    def _check_negatives(self) -> None:
+        where = "columns" if self.sampling.negative_prompt is None else "sampling"
+        if not self.is_guided:
+            scale = self.sampling.guidance_scale
+            raise ValueError(
+                f"{where}.negative_prompt: guidance leads away from it, and sampling.guidance_scale {scale:g} is off"
+            )
+        if self.columns.label is not None:
+            raise ValueError(f"{where}.negative_prompt: targets with columns.label have no text")
+        if self.model.condition is None:
+            raise ValueError(f"{where}.negative_prompt: model.condition must name the T5 encoder that encodes it")
 
     def _check_method(self) -> None:
         method = self.method
@@ -206,6 +225,11 @@ class SynthesizeJobConfig(DatasetJobConfig):
             raise ValueError("method.acceptance 'lantern' finds neighbours in a codebook: model.vq must name its model")
 
     @property
+    def has_negatives(self) -> bool:
+        """Whether any row may have a negative prompt."""
+        return self.sampling.negative_prompt is not None or self.columns.negative_prompt is not None
+
+    @property
     def is_guided(self) -> bool:
         """Whether any row may use guidance, so that the models need an unconditional lane."""
         return self.sampling.guidance_scale > 1.0 or self.columns.guidance_scale is not None
@@ -214,5 +238,8 @@ class SynthesizeJobConfig(DatasetJobConfig):
         """See `DatasetJobConfig.content`."""
         data = super().content(revisions)
         del data["vq"]
+        for section in ("sampling", "columns"):  # outputs that are older than the key have the same content without it
+            if data[section]["negative_prompt"] is None:
+                del data[section]["negative_prompt"]
         data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None
         return data

@@ -264,6 +264,8 @@ class TrainDrafterJobConfig(Section):
             raise ValueError(
                 f"head.kind: {self.head.kind} is for targets that write text; take eagle, eagle3 or medusa"
             )
+        if self.prompt.answer_prefix is not None:
+            raise ValueError("prompt.answer_prefix: the answers of a training job begin with answer_prefix; set that")
         if isinstance(self.source, JobOutputConfig):
             for name in ("prompt", "answer_column", "answer_prefix", "image"):
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -281,7 +283,7 @@ class TrainDrafterJobConfig(Section):
 
     def resolved(self) -> dict[str, Any]:
         """Return all fields that determine the trained head, as plain JSON data, without workers and devices."""
-        data = self.model_dump(mode="json")
+        data = self.model_dump(mode="json") | {"prompt": self.prompt.content()}
         del data["workers"], data["output"]["path"]
         for part in (data["target"], *(data["image"] or {}).values()):
             if isinstance(part, dict):

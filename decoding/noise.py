@@ -1,7 +1,8 @@
 """Generates counter-based random numbers per sample.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The 64-bit key is a hash of job seed,
-sample id and replica; the counter is (vocabulary index, position, stream, sibling). Slot and batch have no influence.
+sample id, replica and attempt; the counter is (vocabulary index, position, stream, sibling). Slot and batch have no
+influence.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class Stream(IntEnum):
     RULE = 4
 
 
-def key_of(seed: int, sample_id: str, replica: int) -> tuple[int, int]:
-    """Return the two 32-bit key words of one sample."""
-    digest = hashlib.blake2b(f"{seed}\x00{replica}\x00{sample_id}".encode(), digest_size=8).digest()
+def key_of(seed: int, sample_id: str, replica: int, attempt: int = 0) -> tuple[int, int]:
+    """Return the two 32-bit key words of one sample; `attempt` 0 is the first of several attempts to decode it."""
+    number = f"{replica}.{attempt}" if attempt else f"{replica}"
+    digest = hashlib.blake2b(f"{seed}\x00{number}\x00{sample_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 

@@ -50,7 +50,7 @@ def reference_tokens(
     """
     sampling = request.sampling
     processors = processors_of(sampling, inputs["input_ids"].shape[1], eos_ids, custom_processors)
-    key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
+    key = torch.tensor([key_of(request.seed, request.sample_id, request.replica, request.attempt)])
     tokens: list[int] = []
     while len(tokens) < sampling.max_new_tokens:
         logits = next_logits(model, inputs, tokens)

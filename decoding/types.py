@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     from decoding.grammar import Grammar
     from models.inputs.clip import Clip
+    from models.inputs.content import ConditionPair
     from models.inputs.packing import PackedInputs
 
-FINISH_REASONS = ("stop", "length", "stop_string", "error")
-"""`stop` is an EOS token, `stop_string` a string of `Sampling.stop`."""
+FINISH_REASONS = ("stop", "length", "stop_string", "looped", "error")
+"""`stop` is an EOS token, `stop_string` a string of `Sampling.stop`, `looped` a repetition (`Sampling.stop_loops`)."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,12 @@ class Sampling:
     """Sampling parameters of one request.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. A `stop` string ends the output and is
-    removed from the text. `guidance_scale` up to 1 is off; `guidance_interval` −1 guides every token, i guides the
-    tokens 0 … i + 1. The other fields are logits processors as in transformers' `generate`, see
-    `decoding.processors`: `repetition_penalty` and `no_repeat_ngram_size` count the prompt's tokens too, `min_length`
-    includes the prompt and is ignored if `min_new_tokens` is positive, and `sequence_bias` are pairs of a sequence and
-    its bias.
+    removed from the text. With `stop_loops`, a sequence of 1 to 64 tokens that is repeated this number of times, over
+    at least `min_loop_tokens` tokens, ends the output; 0 is off. `guidance_scale` up to 1 is off; `guidance_interval`
+    −1 guides every token, i guides the tokens 0 … i + 1. The other fields are logits processors as in transformers'
+    `generate`, see `decoding.processors`: `repetition_penalty` and `no_repeat_ngram_size` count the prompt's tokens
+    too, `min_length` includes the prompt and is ignored if `min_new_tokens` is positive, and `sequence_bias` are pairs
+    of a sequence and its bias.
 
     Raises:
         ValueError: a value is outside its range; the message names the field.
@@ -51,6 +53,8 @@ class Sampling:
     forced_eos_token_id: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_loops: int = 0
+    min_loop_tokens: int = 64
     guidance_scale: float = 1.0
     guidance_interval: int = -1
 
@@ -71,6 +75,8 @@ class Sampling:
             ),
             "min_new_tokens": (self.min_new_tokens >= 0, "0 or positive"),
             "min_length": (self.min_length >= 0, "0 or positive"),
+            "stop_loops": (self.stop_loops == 0 or self.stop_loops >= 2, "0 (off) or at least 2"),
+            "min_loop_tokens": (self.min_loop_tokens >= 2, "at least 2"),
             "guidance_scale": (0.0 <= self.guidance_scale < infinity, "0 or a positive number"),
             "guidance_interval": (self.guidance_interval >= -1, "-1 (always) or more"),
         }
@@ -102,11 +108,11 @@ class Request:
     `prompt` is the rendered text with image placeholders, exactly as the target's processor expects it; `images` are
     uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their placeholders.
     `inputs` are the outputs of the target's processor for them; models with that processor then do not run it, and
-    images and videos may be left out unless another model needs them.
-    `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
-    by `(seed, sample_id, replica)` and does not depend on the batch. The output follows `grammar` and then EOS; it is
-    whole unless the request ends by `length`. A `plain` request is decoded without the method of the job, by engines
-    that have both (`actors.serving.audited`).
+    images and videos may be left out unless another model needs them. `condition` replaces the prompt for
+    image-generation models: text features (L, D), also with those of a negative prompt, or a class label. Noise is
+    keyed by `(seed, sample_id, replica, attempt)` and does not depend on the batch. The output follows `grammar` and
+    then EOS; it is whole unless the request ends by `length` or `looped`. A `plain` request is decoded without the
+    method of the job, by engines that have both (`actors.serving.audited`).
 
     Raises:
         ValueError: a grammar together with options that end or continue texts in other places.
@@ -118,7 +124,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     replica: int = 0
-    condition: NDArray[np.float32] | int | None = None
+    attempt: int = 0
+    condition: NDArray[np.float32] | ConditionPair | int | None = None
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
     grammar: Grammar | None = None
@@ -189,7 +196,9 @@ class Completion:
     """Result of one request: tokens (with EOS if generated), text and telemetry, or an error.
 
     `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
-    filters. `finish_reason` is one of `FINISH_REASONS`. `method` is set only in a trial of methods.
+    filters. `finish_reason` is one of `FINISH_REASONS`; with `looped`, `loop_start` is the index of the loop's first
+    token. `attempt` is that of the request. `method` is set only in a trial of methods, `failed_checks` by actors with
+    checks.
     """
 
     sample_id: str
@@ -197,8 +206,11 @@ class Completion:
     text: str = ""
     mean_logprob: float = 0.0
     finish_reason: str = "length"
+    loop_start: int | None = None
     num_input_tokens: int = 0
     num_visual_tokens: int = 0
     telemetry: Telemetry = field(default_factory=Telemetry)
     error: RequestError | None = None
     method: str = ""
+    attempt: int = 0
+    failed_checks: tuple[str, ...] = ()

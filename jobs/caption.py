@@ -47,8 +47,13 @@ def run(plan: Plan) -> Summary:
 
 def results(plan: Plan, run: RunContext, actor: type[Generate] = Generate, **options: Any) -> Dataset:
     """Build the Ray dataset of the rows that the job writes; `actor` and `options` as in `CaptionStages`."""
+    several = plan.config.sampling.num_captions_per_prompt > 1  # then actors make rows of samples
+    if several:
+        options["present"] = plan.present_ids
     stages = CaptionStages(
-        functools.partial(decode_table, options=decode_options(plan), present=plan.present_ids),
+        functools.partial(
+            decode_table, options=decode_options(plan), present=frozenset() if several else plan.present_ids
+        ),
         plan.schema,
         checkpoints.load_pair,
         plan.weigher,

@@ -77,7 +77,7 @@ def read_methods(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], 
 
 def names_not_checked(data: dict[str, Any]) -> Iterator[str]:
     """Yield the external code of a job file that is no part of a method, as `dotted path name`."""
-    for section, key in (("source", "kind"), ("audit", "metric")):
+    for section, key in (("source", "kind"), ("audit", "metric"), ("checks", "python")):
         values = data.get(section)
         if isinstance(values, dict) and is_external(str(values.get(key))):
             yield f"{section}.{key} {values[key]}"

@@ -15,6 +15,7 @@ from models.backends.attention import DecoderRunner
 from models.backends.base import Backend
 from models.backends.select import backend_for
 from models.inputs.clip import Clip
+from models.inputs.content import ConditionPair
 from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -22,8 +23,9 @@ from models.inputs.prompt_prefetch import PreparedPrompt, Prompt, PromptThread
 from models.kv.feature_layers import LAST
 from models.kv.lanes import LaneModel
 
-Condition = NDArray[np.float32] | int | None
-"""Text features (L, D) or a class label, which an image model takes instead of the prompt."""
+Condition = NDArray[np.float32] | ConditionPair | int | None
+"""Text features (L, D), also with those of a negative prompt, or a class label; an image model takes it instead of the
+prompt."""
 
 
 class TargetModel(ABC):

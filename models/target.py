@@ -25,6 +25,7 @@ from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.inputs.prompt_prefetch import PreparedPrompt, Prompt
 from models.inputs.vision import MAX_PATCHES, num_patches, patch_px
+from models.loading.adapters import read_adapter
 from models.loading.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
 from models.loading.inspection import check_decoder, parts_of
 from models.loading.placement import num_bytes
@@ -91,10 +92,12 @@ class Target(TargetModel):
         reserved_bytes: int = 0,
         quantization: str = "none",
         max_context_tokens: int | None = None,
+        adapter: str | None = None,
     ) -> Target:
         """Load a checkpoint onto `device`, or onto the first `num_devices` CUDA devices if `num_devices` > 1.
 
         Of the first one, `reserved_bytes` are used by other models. No context is longer than `max_context_tokens`.
+        The LoRA adapter in the folder `adapter` is merged into the weights.
         Raises: CheckpointError if fewer are visible.
         """
         first_device = resolve_device(device)
@@ -106,7 +109,8 @@ class Target(TargetModel):
             first_device, *others = devices
         config = read_config(ref)
         front_end = FrontEnd(read_processor(ref, config))
-        model = load_weights(ref, config, dtype, first_device, others, reserved_bytes, quantization)
+        merge = None if adapter is None else read_adapter(adapter).merge
+        model = load_weights(ref, config, dtype, first_device, others, reserved_bytes, quantization, merge)
         return cls(model, front_end, ref.path, max_context_tokens)
 
     @property

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from actors.loading import loaded_pair
 from actors.loading.drafters import Head, check_head, check_layers, is_head, load_head, read_at
 from actors.loading.generation import Generation, follow
@@ -17,10 +19,24 @@ from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJobConfig, CheckpointConfig, TargetCheckpointConfig, WeightsConfig
+from configs.schema import (
+    AdaptedCheckpointConfig,
+    CaptionJobConfig,
+    CheckpointConfig,
+    TargetCheckpointConfig,
+    WeightsConfig,
+)
 from decoding.grammar import Grammar
 from models.inputs.processing import FrontEnd
-from models.loading.checkpoints import CheckpointRef, read_config, read_processor, revision_of
+from models.loading.adapters import read_adapter
+from models.loading.checkpoints import (
+    CheckpointError,
+    CheckpointRef,
+    model_loader,
+    read_config,
+    read_processor,
+    revision_of,
+)
 from models.target import Target
 
 SHARED_INPUT_BYTES = 1 << 28
@@ -58,6 +74,10 @@ class Pair(LoadedPair):
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         return self.target.front_end.render(messages)
 
+    def decode_after(self, prefix: str, token_ids: Sequence[int]) -> str:
+        """See `models.inputs.processing.FrontEnd.decode_after`."""
+        return self.target.front_end.decode_after(prefix, token_ids)
+
 
 def check(config: CaptionJobConfig) -> TextPairInfo:
     """Check the checkpoints of models and captioners without reading weights.
@@ -73,13 +93,21 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
     revisions = {"target": target_revision}
     if front_end.special_tokens_changed:
         revisions["special_tokens"] = "as apply_chat_template"
+    target_id = f"{target.path}@{target_revision}"
+    if target.adapter is not None:
+        revisions["target_adapter"] = check_adapter("model.target", target, target_config)
+        target_id += f"+{target.adapter}@{revisions['target_adapter']}"
     drafter_id, shares_front_end = "", True
     if method.needs_checkpoint:
         assert drafter is not None
         if is_head(config):
+            if drafter.adapter is not None:
+                raise ConfigError("model.drafter.adapter: a head takes no adapter; leave it out")
             revisions["drafter"] = check_head(config, drafter, target_config, front_end)
         else:
-            _, drafter_front_end, revisions["drafter"] = _describe("model.drafter", drafter)
+            drafter_config, drafter_front_end, revisions["drafter"] = _describe("model.drafter", drafter)
+            if drafter.adapter is not None:
+                revisions["drafter_adapter"] = check_adapter("model.drafter", drafter, drafter_config)
             _check_vocabulary(front_end, drafter_front_end, drafter.path)
             shares_front_end = front_end.reads_like(drafter_front_end)
         drafter_id = f"{drafter.path}@{revisions['drafter']}"
@@ -91,7 +119,6 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
         choice = getattr(section.drafter, "vocabulary", None)
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{index}"] = content
-    target_id = f"{target.path}@{target_revision}"
     return TextPairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
 
 
@@ -130,8 +157,24 @@ def load_target(
 ) -> Target:
     """Load one model with `Target.load`; `where` is its dotted path in the job file, named in a ConfigError."""
     quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpointConfig) else "none"
+    adapter = checkpoint.adapter if isinstance(checkpoint, AdaptedCheckpointConfig) else None
     options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization, max_context_tokens)
-    return read_at(where, checkpoint, lambda ref: Target.load(ref, *options))
+    return read_at(where, checkpoint, lambda ref: Target.load(ref, *options, adapter=adapter))
+
+
+def check_adapter(where: str, checkpoint: AdaptedCheckpointConfig, config: Any) -> str:
+    """Return the digest of a checkpoint's adapter; ConfigError if it cannot be merged into a model of `config`."""
+    assert checkpoint.adapter is not None
+    try:
+        adapter = read_adapter(checkpoint.adapter)
+        if not checkpoint.allow_remote_code:
+            with torch.device("meta"):
+                model = model_loader(config).from_config(config)
+            model.tie_weights()
+            adapter.check(model)
+    except CheckpointError as error:
+        raise ConfigError(f"{where}.adapter: {error}") from None
+    return adapter.digest
 
 
 def _describe(where: str, weights: WeightsConfig | CaptionContextConfig) -> tuple[Any, FrontEnd, str]:

@@ -14,6 +14,7 @@ from decoding.grammar import Matcher
 from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
+from decoding.scheduling.loops import LoopDetector
 from decoding.scheduling.processors import ProcessorTables
 from decoding.stats import Choices
 from decoding.types import Completion, Request, Sampling, Telemetry
@@ -52,10 +53,16 @@ class RequestState:
     choices: Choices = field(default_factory=Choices)
     matcher: Matcher | None = field(init=False)
     """State of the request's grammar after `token_ids`."""
+    loops: LoopDetector | None = field(init=False)
+    """Detector of repetitions in `token_ids`; None if they end no text."""
+    loop_start: int | None = None
+    """Index of the first token of the repetition that ended the text."""
 
     def __post_init__(self) -> None:
         self.histogram = [0] * (self.levels + 1)
         self.matcher = None if self.request.grammar is None else self.request.grammar.start()
+        sampling = self.request.sampling
+        self.loops = LoopDetector(sampling.stop_loops, sampling.min_loop_tokens) if sampling.stop_loops else None
 
     @property
     def remaining(self) -> int:
@@ -71,10 +78,13 @@ class RequestState:
             self.logprobs.append(logprob)
             if self.matcher is not None:
                 self.matcher.advance(token)
+            loop = None if self.loops is None else self.loops.take(token)
             if token in eos_ids and not sampling.ignore_eos:
                 self.finish_reason = "stop"
             elif sampling.stop and (cut := _cut_at_stop(decode(self.token_ids), sampling.stop)) is not None:
                 self.finish_reason, self.text = "stop_string", cut
+            elif loop is not None:
+                self.finish_reason, self.loop_start = "looped", loop.start
             elif self.remaining == 0:
                 self.finish_reason = "length"
             if self.finish_reason:
@@ -90,6 +100,8 @@ class RequestState:
             text=decode(self.token_ids) if self.text is None else self.text,
             mean_logprob=sum(self.logprobs) / len(self.logprobs),
             finish_reason=self.finish_reason,
+            loop_start=self.loop_start,
+            attempt=self.request.attempt,
             num_input_tokens=self.prefix_length,
             num_visual_tokens=self.num_visual_tokens,
             telemetry=replace(
@@ -181,7 +193,8 @@ class SlotTable:
             sampling, request = state.request.sampling, state.request
             self._position[slot] = 0
             self._remaining[slot] = sampling.max_new_tokens
-            self._keys[slot] = torch.tensor(key_of(request.seed, request.sample_id, request.replica))
+            key = key_of(request.seed, request.sample_id, request.replica, request.attempt)
+            self._keys[slot] = torch.tensor(key)
             self._temperature[slot] = sampling.temperature
             self._top_k[slot] = sampling.top_k
             self._top_p[slot] = sampling.top_p

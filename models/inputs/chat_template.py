@@ -14,6 +14,8 @@ from models.inputs.template_sandbox import TemplateRefused, compile_template
 
 __all__ = ["ChatTemplate", "TemplateRefused", "TemplateTooCostly"]
 
+ANSWER_PREFIX = "answer_prefix"
+"""Role of a last turn that no template renders: its text follows the generation prompt."""
 NUM_COMPILED = 16
 """Number of templates that are kept compiled."""
 PROBE = ({"role": "user", "content": "Hi."}, {"role": "user", "content": [{"type": "text", "text": "Hi."}]})

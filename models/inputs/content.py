@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.inputs.clip import Clip
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionPair:
+    """Text features (L, D) of a prompt, and those of the negative prompt that replace the null embedding of a guided
+    model's unconditional lane."""
+
+    positive: NDArray[np.float32]
+    negative: NDArray[np.float32]
+
 
 NUM_GLANCES = 64
 """Values of an array that enter the hash."""

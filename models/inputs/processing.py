@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from models.inputs import video
-from models.inputs.chat_template import ChatTemplate
+from models.inputs.chat_template import ANSWER_PREFIX, ChatTemplate
 from models.inputs.clip import Clip
 from models.inputs.content import Content, Recent
 from models.inputs.packing import PackedInputs, PixelScale, pack
@@ -109,8 +109,14 @@ class FrontEnd:
         return then != now
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Render messages and the generation prompt with the chat template; raises PromptError on failure."""
+        """Render messages and the generation prompt with the chat template; raises PromptError on failure.
+
+        The text of a last turn with the role `ANSWER_PREFIX` follows the generation prompt, so that the answer begins
+        with it.
+        """
         turns: list[dict[str, Any]] = list(messages)
+        if turns and turns[-1]["role"] == ANSWER_PREFIX:
+            return self.render(turns[:-1]) + _plain_text(turns[-1]["content"])
         if not self.takes_images:
             turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
         try:
@@ -173,6 +179,13 @@ class FrontEnd:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_after(self, prefix: str, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids that continue `prefix`, with the space between them that tokenizers leave out at
+        the beginning of a text."""
+        prefix_ids = list(self.tokenizer(prefix, add_special_tokens=False)["input_ids"])
+        before, text = self.decode(prefix_ids), self.decode([*prefix_ids, *token_ids])
+        return text[len(before) :] if text.startswith(before) else self.decode(token_ids)
 
 
 def _plain_text(content: Any) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.backends.base import SideStream
 from models.inputs.clip import Clip
-from models.inputs.content import Content
+from models.inputs.content import ConditionPair, Content
 from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -32,18 +32,22 @@ class Prompt:
     images: tuple[NDArray[np.uint8], ...] = ()
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
-    condition: NDArray[np.float32] | int | None = None
+    condition: NDArray[np.float32] | ConditionPair | int | None = None
 
     @property
     def content(self) -> Content:
         """A key; prompts with equal keys are encoded alike by every model."""
-        features = self.condition if isinstance(self.condition, np.ndarray) else None
+        features: list[NDArray[np.float32]] = []
+        if isinstance(self.condition, ConditionPair):
+            features = [self.condition.positive, self.condition.negative]
+        elif isinstance(self.condition, np.ndarray):
+            features = [self.condition]
         # The type is part of the key because True == 1.
-        label: Hashable = (self.prompt, type(self.condition), None if features is not None else self.condition)
+        label: Hashable = (self.prompt, type(self.condition), None if features else self.condition)
         if self.inputs is not None and not (self.images or self.videos):
             return self.inputs.content(label)
         content = Content.shown(self.images, self.videos, label)
-        return content if features is None else Content([features], content)
+        return Content(features, content) if features else content
 
 
 @dataclass(frozen=True)

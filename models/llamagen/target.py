@@ -1,7 +1,8 @@
 """Run LlamaGen as a target or an independent drafter, with conditions as prefixes of one or two lanes.
 
 Lane 0 is conditional. With guidance, lane 1 is unconditional with the *same* padding, as public checkpoints are
-trained. The output is the VQ codes of a square image in raster order.
+trained, or has the features of a negative prompt with its own padding. The output is the VQ codes of a square image in
+raster order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from models.contract import Condition, TargetModel
 from models.inputs.clip import Clip
+from models.inputs.content import ConditionPair
 from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -71,11 +73,17 @@ class LlamaGenTarget(TargetModel):
         return [self._prefix(self.gpt.embed_class(label), None, 0) for label in labels]
 
     def _text_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
-        features = self._features(prompt, condition)
+        if isinstance(condition, ConditionPair):
+            features = [self._features(prompt, part) for part in (condition.positive, condition.negative)]
+            return [self._text_prefix(part) for part in features[: self.num_lanes]]
+        conditional = self._text_prefix(self._features(prompt, condition))
+        padding, num_padding = conditional.padding, conditional.num_padding
+        return [conditional, self._prefix(self.gpt.null_text(), padding, num_padding)][: self.num_lanes]
+
+    def _text_prefix(self, features: Tensor) -> Prefix:
         num_padding = self.gpt.shape.num_condition_tokens - features.shape[0]
         padded, padding = pad_left(features, self.gpt.shape.num_condition_tokens)
-        lanes = [self.gpt.embed_text(padded), self.gpt.null_text()][: self.num_lanes]
-        return [self._prefix(embeds, padding if num_padding else None, num_padding) for embeds in lanes]
+        return self._prefix(self.gpt.embed_text(padded), padding if num_padding else None, num_padding)
 
     def _features(self, prompt: str, condition: Condition) -> Tensor:
         shape = self.gpt.shape

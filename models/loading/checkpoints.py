@@ -192,20 +192,21 @@ def load_weights(
     others: Sequence[torch.device] = (),
     reserved_bytes: int = 0,
     quantization: str = "none",
+    merge: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     With `others`, the layers are spread over these devices too; other models use `reserved_bytes` of `device`.
-    `quantization` is a key of `models.loading.quantization.KINDS`, or "none".
+    `quantization` is a key of `models.loading.quantization.KINDS`, or "none". `merge` changes the weights first.
     """
-    loader: Any = (
-        transformers.AutoModelForImageTextToText if is_vision_language(config) else transformers.AutoModelForCausalLM
-    )
+    loader = model_loader(config)
     known = is_vision_language(config) or config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and not ref.allow_remote_code:
         name = config.model_type
         raise CheckpointError(f"{ref.path}: its architecture {name!r} generates no text from text or images")
     model = load_pretrained(ref, config, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
+    if merge is not None:
+        merge(model)
     if quantization != "none":
         _quantise(ref, model.get_decoder(), device, quantization)  # type: ignore[operator]
     if not others:
@@ -215,6 +216,13 @@ def load_weights(
         raise CheckpointError(f"{ref.path}: its layers cannot be identified, so it runs on one device only")
     spread(model, decoder, (device, *others), reserved_bytes)
     return model
+
+
+def model_loader(config: PreTrainedConfig) -> Any:
+    """Return transformers' Auto class of a target."""
+    if is_vision_language(config):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def load_pretrained(

@@ -235,6 +235,8 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
         number = config["sampling"].get("num_images_per_prompt")
         if number is not None:
             return int(number)
+        if (number := config["sampling"].get("num_captions_per_prompt", 1)) > 1:
+            return int(number)
         video = config["source"]["video"]
         is_cut = video["clip_s"] is not None or video.get("split") == "shots"
         return None if is_cut or config["columns"].get("prompts") is not None else 1

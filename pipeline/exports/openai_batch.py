@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from actors.results import UNFINISHED
 from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN, OpenAIBatchExportConfig
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, state_of
@@ -109,7 +110,7 @@ class OpenAIBatch(OwnFolder):
             "index": 0,
             "message": {"role": "assistant", "content": row[CAPTION_COLUMN]},
             "logprobs": None,
-            "finish_reason": "length" if row["finish_reason"] == "length" else "stop",
+            "finish_reason": "length" if row["finish_reason"] in UNFINISHED else "stop",
         }
         body = {
             "id": f"chatcmpl-{own_id}",

@@ -23,7 +23,7 @@ from pipeline.manifest.manifest_parts import read_parts, with_counts
 from pipeline.output.accounts import locate
 from pipeline.output.files import read_found
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.rows.schemas import result_schema
+from pipeline.rows.schemas import job_schema
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.synthesis import rows as image_rows
@@ -52,7 +52,7 @@ def output_schema(job: RecordedJob) -> pa.Schema:
     config = job.config
     if isinstance(config, SynthesizeJobConfig):
         return image_rows.result_schema(job.manifest.keep, config.sink.images, config.sink.keep_codes)
-    return result_schema(job.manifest.keep, config.sink.keep_tokens, partial=config.reports_partial)
+    return job_schema(config, job.manifest.keep)
 
 
 def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[ExportPart]:

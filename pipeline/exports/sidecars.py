@@ -74,6 +74,11 @@ class Sidecars:
                 f"{dotted}: sidecars are written beside files that are one sample each, and source.kind is {kind!r}; "
                 f"exports of {advice}"
             )
+        if (number := job.config.sampling.num_captions_per_prompt) > 1:
+            raise ConfigError(
+                f"{dotted}: a sample of the job has {number} captions (sampling.num_captions_per_prompt), and a "
+                "sidecar has one; exports of kind dataset take all"
+            )
         check_columns(job, config.columns if config.format == "json" else (), f"{dotted}.columns")
         if config.names == "stem":
             _refuse_collisions(job.manifest.files["path"], dotted)

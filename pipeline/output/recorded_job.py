@@ -67,6 +67,10 @@ class RecordedJob(Generic[Config]):
     special_tokens: str | None = None
     source_code: str = ""
     """Name and SHA-256 of the external code of `source.kind`; empty if it is a built-in kind."""
+    check_code: str = ""
+    """The same of `checks.python`; empty without one."""
+    target_adapter: str = ""
+    """Digest of the adapter of the target; empty without one."""
 
     @property
     def makes_images(self) -> bool:
@@ -209,8 +213,9 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob[Any]:
     config = validate(model, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
-    code = revisions.get("special_tokens"), revisions.get("source.kind", "")
-    return RecordedJob(output, tuple(newest), config, *known, folders, *code)
+    code = revisions.get("special_tokens"), revisions.get("source.kind", ""), revisions.get("checks.python", "")
+    adapter = revisions.get("target_adapter", "")
+    return RecordedJob(output, tuple(newest), config, *known, folders, *code, adapter)
 
 
 def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:

@@ -12,11 +12,12 @@ from pipeline.rows.schemas import RowError
 
 MAX_SEED = 2**63 - 1
 _INTEGERS = ("top_k", "max_new_tokens")
+_TEXTS = ("negative_prompt",)
 
 
 def sampling_names(columns: BaseModel, job: BaseModel) -> list[str]:
-    """Return the fields of section `job` that a row may override: those that `columns` has, too."""
-    return [name for name in type(columns).model_fields if name in type(job).model_fields]
+    """Return the numbers of section `job` that a row may override: those that `columns` has, too."""
+    return [name for name in type(columns).model_fields if name in type(job).model_fields and name not in _TEXTS]
 
 
 def read_sampling(fields: Mapping[str, Any], columns: BaseModel, job: BaseModel, seed: int) -> dict[str, int | float]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from configs.load import ConfigError
 from configs.schema import MessageConfig, PromptConfig
+from models.inputs.chat_template import ANSWER_PREFIX
 from pipeline.rows.schemas import RowError
 
 _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
@@ -147,7 +148,8 @@ def fill(
     num_videos: int = 0,
     special_tokens: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Build one row's chat messages; images, then videos, come before the text of their turn."""
+    """Build one row's chat messages; images, then videos, come before the text of their turn. The last turn is
+    the prefix of the answer, if the prompt has one (`models.inputs.processing.FrontEnd.render`)."""
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     is_blank: list[bool] = []
@@ -160,4 +162,6 @@ def fill(
         messages.append({"role": turn.role, "content": [*media, part]})
     if is_blank and all(is_blank):
         raise RowError("missing_column_value", "the prompt is blank, because the columns that it names are")
+    if prompt.answer_prefix is not None:
+        messages.append({"role": ANSWER_PREFIX, "content": [{"type": "text", "text": prompt.answer_prefix}]})
     return messages

@@ -174,6 +174,7 @@ def _item(row: ResultRow) -> GalleryItem:
     if telemetry.get("num_draft_tokens") and (steps := telemetry["num_spec_steps"]):
         facts += [f"{steps:,} steps", f"acceptance length {telemetry['mean_acceptance_length']:.2f}"]
         histogram = list(telemetry["acceptance_histogram"])
+    facts += [f"fails {code}" for code in row.get("failed_checks") or ()]
     prompt = row.get("prompt") or (f"class {row['label']}" if row.get("label") is not None else "")
     lines: list[str] = []
     if row["error_type"]:

@@ -27,7 +27,7 @@ MAX_TEXT_CHARS = 2_000
 MAX_DRIFTS = 100
 SAMPLE_COLUMNS = (
     *("sample_id", "source", "method", "status", "error_type", "error_message", "generated_text"),
-    *("num_generated_tokens", "telemetry", "audit_text", "audit_loss"),
+    *("num_generated_tokens", "telemetry", "audit_text", "audit_loss", "failed_checks"),
 )
 """Columns of a row that the gallery shows, as far as they exist."""
 

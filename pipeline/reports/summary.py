@@ -38,6 +38,10 @@ PLACES = ("clip_index", "prompt_index")
 """Columns with the position of a row among the rows of its sample; null if the sample has one row."""
 MESSAGE = "error_message"
 PARTIAL = "partial_video"
+FAILED_CHECKS, RETRY = "failed_checks", "retry_index"
+FINISH_REASON = "finish_reason"
+REPLICA = "replica"
+OPTIONAL = (PARTIAL, REPLICA, FAILED_CHECKS, RETRY, FINISH_REASON, loss.LOSS)
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
 MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 64, 300
@@ -48,6 +52,7 @@ DERIVED = (
     *("mean_acceptance_length", "acceptance_by_position"),
 )
 SUMMED = ("wall_s", "num_samples", "num_inputs", "num_generated_tokens", "num_made", "num_tokens_made")
+CHECKED = ("num_failed_checks", "num_looped", "num_retried")
 TELEMETRY_SUMS = {
     "num_steps": "num_spec_steps",
     "num_draft_tokens": "num_draft_tokens",
@@ -79,6 +84,14 @@ class Summary:
     """The message of one row by error code."""
     partial_videos: dict[str, int] = field(default_factory=dict)
     """Rows with results that show a part of their videos, by reason; a row may have several."""
+    failed_checks: dict[str, int] = field(default_factory=dict)
+    """Rows with results by the check that they fail; a row may fail several."""
+    num_failed_checks: int = 0
+    """Rows with results that fail a check."""
+    num_looped: int = 0
+    """Rows that `sampling.stop_loops` ended."""
+    num_retried: int = 0
+    """Rows whose text is that of a further attempt (`retry`)."""
     by_method: dict[str, int] = field(default_factory=dict)
     """Rows by the method that decoded them; several if `method.auto` tried several."""
     num_generated_tokens: int = 0
@@ -167,7 +180,8 @@ class Summary:
         is_result = pc.equal(table["error_type"], "")
         results = table.filter(is_result)
         attempt_rows = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
-        first = [pc.fill_null(pc.equal(table[name], 0), True) for name in PLACES if name in table.column_names]
+        places = [name for name in (*PLACES, REPLICA) if name in table.column_names]
+        first = [pc.fill_null(pc.equal(table[name], 0), True) for name in places]
         self.num_samples += table.num_rows
         self.num_inputs += pc.sum(pc.and_(*first)).as_py() or 0 if len(first) > 1 else table.num_rows
         self.num_made += attempt_rows.num_rows
@@ -181,6 +195,13 @@ class Summary:
         if PARTIAL in table.column_names:
             found = {kind: pc.sum(pc.match_substring(results[PARTIAL], f"{kind}: ")).as_py() for kind in parts.KINDS}
             add_counts(self.partial_videos, {kind: number for kind, number in found.items() if number})
+        if FINISH_REASON in table.column_names:
+            self.num_looped += total(pc.equal(results[FINISH_REASON], "looped"))
+        if FAILED_CHECKS in table.column_names:
+            add_counts(self.failed_checks, counts(pc.list_flatten(results[FAILED_CHECKS])))
+            self.num_failed_checks += total(pc.greater(pc.list_value_length(results[FAILED_CHECKS]), 0))
+        if RETRY in table.column_names:
+            self.num_retried += total(pc.greater(results[RETRY], 0))
         add_counts(self.by_method, counts(results["method"]))
         if loss.LOSS in table.column_names:
             self.losses = self.losses.plus(loss.sum_of(table[loss.LOSS]))
@@ -194,9 +215,9 @@ class Summary:
 
     def add(self, other: Summary) -> None:
         """Add the totals and times of another summary, which counts other rows."""
-        for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
+        for name in ("waits", *SUMMED, *CHECKED, *TELEMETRY_SUMS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("by_status", "errors_by_type", "partial_videos", "by_method"):
+        for name in ("by_status", "errors_by_type", "partial_videos", "failed_checks", "by_method"):
             add_counts(getattr(self, name), getattr(other, name))
         self._keep_examples(other.error_examples)
         self.acceptance_histogram = added(self.acceptance_histogram, other.acceptance_histogram)
@@ -242,6 +263,12 @@ class Summary:
             lines.insert(3, ("damaged files", text))
         if self.audit is not None:
             lines += loss.lines(self.audit, self.losses)
+        if self.num_retried:
+            lines.insert(3, ("retried", f"{self.num_retried:,} rows have the text of a further attempt"))
+        if self.num_failed_checks:
+            lines.insert(3, ("failed checks", f"{self.num_failed_checks:,} rows ({listing(self.failed_checks)})"))
+        if self.num_looped:
+            lines.insert(3, ("looped", f"{self.num_looped:,} rows ended early by sampling.stop_loops"))
         if self.partial_videos:
             lines.insert(3, ("partial videos", listing(self.partial_videos)))
         if self.num_degraded:
@@ -281,7 +308,7 @@ def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Ki
 
 def _counted(output: OutputDir, empty: Kind, names: Sequence[str]) -> Kind:
     part = deepcopy(empty)
-    for table in read_tables(output, names, (*COLUMNS, *PLACES, MESSAGE, PARTIAL, loss.LOSS)):
+    for table in read_tables(output, names, (*COLUMNS, *PLACES, MESSAGE, *OPTIONAL)):
         part.add_rows(table)
     return part
 

@@ -69,6 +69,36 @@ AUDIT: Columns = [
     ),
 ]
 """Columns of jobs with the section `audit`."""
+LOOPS: Columns = [
+    (
+        "loop_start",
+        INT32,
+        "index of the first generated token of the repetition that ended the text; null unless `finish_reason` is "
+        "`looped`; only with `sampling.stop_loops`",
+    ),
+]
+CHECKS: Columns = [
+    (
+        "failed_checks",
+        pa.list_(TEXT),
+        "checks that the text fails: `empty`, `too_short`, `looped`, `wrong_script`, `python`; an empty list if it "
+        "passes, or the row failed; only with `checks`",
+    ),
+]
+RETRY: Columns = [
+    (
+        "retry_index",
+        INT32,
+        "number of the further attempt that made the text, 0 for the first; only with `retry`",
+    ),
+]
+REPLICA: Columns = [
+    (
+        "replica",
+        INT32,
+        "index of the caption among the captions of its prompt; only with `sampling.num_captions_per_prompt` above 1",
+    ),
+]
 PARTIAL: Columns = [
     (
         "partial_video",
@@ -79,7 +109,11 @@ PARTIAL: Columns = [
     ),
 ]
 CAPTIONS: Columns = [
-    ("sample_id", TEXT, "the value of `source.id_column`, or `path#index`"),
+    (
+        "sample_id",
+        TEXT,
+        "the value of `source.id_column`, or `path#index`; `<id>#<n>` if a sample has several prompts or captions",
+    ),
     *SOURCE,
     ("row_index", INT64, "index of the sample in that file"),
     ("clip_index", INT32, "index of the clip in its video, from 0; null for rows without video clips"),
@@ -89,10 +123,14 @@ CAPTIONS: Columns = [
     *PARTIAL,
     ("prompt_index", INT32, "index of the prompt among the prompts of its sample; null if there is one prompt"),
     ("num_prompts", INT32, "number of prompts of the sample; null if there is one prompt"),
+    *REPLICA,
     *ATTEMPT,
-    ("status", TEXT, "`success`, `truncated` (`max_new_tokens` reached) or `error`"),
+    ("status", TEXT, "`success`, `truncated` (`max_new_tokens` reached, or a loop) or `error`"),
     *ERROR,
-    ("finish_reason", TEXT, "`stop`, `length`, `stop_string` or `error`"),
+    ("finish_reason", TEXT, "`stop`, `length`, `stop_string`, `looped` or `error`"),
+    *LOOPS,
+    *CHECKS,
+    *RETRY,
     ("generated_text", TEXT, "generated text"),
     (
         "token_ids",

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from configs.schema import CaptionJobConfig
 from pipeline.rows import columns
 
 SCHEMA_VERSION = 1
@@ -193,14 +194,41 @@ def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 
 def result_schema(
-    keep: Iterable[pa.Field] = (), tokens: bool = False, audit: bool = False, partial: bool = False
+    keep: Iterable[pa.Field] = (),
+    tokens: bool = False,
+    audit: bool = False,
+    partial: bool = False,
+    loops: bool = False,
+    checks: bool = False,
+    retries: bool = False,
+    replicas: bool = False,
 ) -> pa.Schema:
     """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the columns of token ids,
-    `audit` the columns `columns.AUDIT`, and `partial` the column `partial_video`."""
+    `audit` the columns `columns.AUDIT`, `partial` the column `partial_video`, `loops` the column `loop_start`, `checks`
+    the column `failed_checks`, `retries` the column `retry_index`, and `replicas` the column `replica`."""
     left_out = set() if tokens else {"token_ids", "audit_token_ids"}
     left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
     left_out |= set() if partial else {name for name, _, _ in columns.PARTIAL}
+    optional = (
+        *((columns.LOOPS, loops), (columns.CHECKS, checks)),
+        *((columns.RETRY, retries), (columns.REPLICA, replicas)),
+    )
+    left_out |= {name for group, is_there in optional if not is_there for name, _, _ in group}
     return schema_of([column for column in _RESULT if column[0] not in left_out], keep)
+
+
+def job_schema(config: CaptionJobConfig, keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """Return the schema of the RESULT tables of a caption job."""
+    return result_schema(
+        keep,
+        tokens=config.sink.keep_tokens,
+        audit=config.audit is not None,
+        partial=config.reports_partial,
+        loops=config.sampling.stop_loops > 0,
+        checks=config.checks is not None,
+        retries=config.retry is not None,
+        replicas=config.sampling.num_captions_per_prompt > 1,
+    )
 
 
 def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:

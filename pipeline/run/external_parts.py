@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.checks import FUNCTION as CHECK
 from configs.contexts import FullContextConfig
 from configs.drafters import ModelDrafterConfig
 from configs.load import ConfigError
@@ -38,6 +39,8 @@ def external_names(config: CaptionJobConfig | SynthesizeJobConfig | TrainDrafter
         names["source.kind"] = config.source.kind
     if isinstance(config, CaptionJobConfig) and config.audit is not None and is_external(config.audit.metric):
         names[METRIC] = config.audit.metric
+    if isinstance(config, CaptionJobConfig) and config.checks is not None and config.checks.python is not None:
+        names[CHECK] = config.checks.python
     return names
 
 
@@ -70,12 +73,16 @@ def install_external(names: Mapping[str, str], folder: Path | None) -> dict[str,
     return {where: f"{name} sha256:{digest}" for where, code in codes.items() for name, digest in code.digests.items()}
 
 
-def install_recorded(config: CaptionJobConfig | SynthesizeJobConfig, source_code: str) -> None:
+def install_recorded(
+    config: CaptionJobConfig | SynthesizeJobConfig, source_code: str, check_code: str = ""
+) -> None:
     """Install the external code of a recorded configuration, looked up in the working directory first. Raises
-    ConfigError if it cannot be found, or if the code of its source is not `source_code`, which made the output."""
-    installed = install_external(external_names(config), None).get("source.kind", "")
-    if installed != source_code:
-        raise ConfigError(f"source.kind: the output was made by {source_code}, and now it is {installed}; restore it")
+    ConfigError if it cannot be found, or if the code of its source is not `source_code`, or that of its check not
+    `check_code`, which made the output."""
+    installed = install_external(external_names(config), None)
+    for where, recorded in (("source.kind", source_code), (CHECK, check_code)):
+        if (now := installed.get(where, "")) != recorded:
+            raise ConfigError(f"{where}: the output was made by {recorded}, and now it is {now}; restore it")
 
 
 def suite_of(method: MethodConfig) -> Suite:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from actors.engine_actor import row_id
 from actors.media import media_rows
 from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
@@ -31,10 +32,10 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, ResultRow, Shown
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
-from pipeline.rows.schemas import result_schema
+from pipeline.rows.schemas import job_schema
 from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
-from pipeline.run.plan_checks import check_audit, check_models, open_output
+from pipeline.run.plan_checks import check_audit, check_checks, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_prior_state
 from pipeline.storage.shard import WHOLE, Shard
@@ -72,6 +73,8 @@ class Plan(JobPlan):
 
     @property
     def rows_per_sample(self) -> int | None:
+        if (number := self.config.sampling.num_captions_per_prompt) > 1:
+            return number
         return None if self.config.multiplies_rows else 1
 
     @property
@@ -88,10 +91,7 @@ class Plan(JobPlan):
 
     @property
     def schema(self) -> pa.Schema:
-        config = self.config
-        return result_schema(
-            self.manifest.keep, config.sink.keep_tokens, config.audit is not None, config.reports_partial
-        )
+        return job_schema(self.config, self.manifest.keep)
 
     @property
     def decode_options(self) -> DecodeOptions:
@@ -127,7 +127,13 @@ class Plan(JobPlan):
             named = (decoded[name].to_pylist() for name in ("sample_id", "messages"))
             for sample_id, messages, row in zip(*named, media_rows(decoded), strict=True):
                 shown = (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
-                yield sample_id, shown, text_of_messages(messages)
+                prompt = text_of_messages(messages)
+                yield from ((name, shown, prompt) for name in self._row_ids(sample_id))
+
+    def _row_ids(self, sample_id: str) -> list[str]:
+        """Return the ids of the results of a decoded row."""
+        number = self.config.sampling.num_captions_per_prompt
+        return [sample_id] if number == 1 else [row_id(sample_id, replica) for replica in range(number)]
 
 
 def make_plan(
@@ -150,6 +156,7 @@ def make_plan(
     external = install_external(external_names(config), folder)
     if config.audit is not None:
         check_audit(config.audit)
+    check_checks(config)
     output = open_output(config, shard)
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")

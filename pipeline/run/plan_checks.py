@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.checks import Checks
 from actors.losses import loss_of
 from configs.acceptance import AuditConfig
 from configs.load import ConfigError
@@ -74,6 +75,12 @@ def check_audit(audit: AuditConfig) -> None:
             f"audit.min_rows: {audit.min_rows:,} rows cannot show a loss of at most {audit.max_loss:g} "
             f"(audit.max_loss), even if all are equal; take at least {fewest:,}"
         )
+
+
+def check_checks(config: CaptionJobConfig) -> None:
+    """Raise ConfigError if a script or the function of `checks` is unknown."""
+    if config.checks is not None:
+        Checks(config.checks)
 
 
 def open_output(config: CaptionJobConfig | SynthesizeJobConfig, shard: Shard = WHOLE) -> OutputDir:

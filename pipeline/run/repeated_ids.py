@@ -35,7 +35,7 @@ CODE = "duplicate_id"
 PARTS_OF_IDS = (("clip_index", "@"), ("prompt_index", "#"), ("replica", "#"))
 """Columns that distinguish the rows of one sample, and the separator before their value in a renamed row's id."""
 _CLEARED = {"status": "error", "finish_reason": "error", "generated_text": ""}
-_EMPTIED = ("image", "codes", "token_ids", "mean_logprob")
+_EMPTIED = ("image", "codes", "token_ids", "mean_logprob", "loop_start", "failed_checks")
 _COLUMNS = ("sample_id", "source", "row_index")
 
 SampleKey = tuple[int, int]

@@ -62,8 +62,9 @@ class SynthesisPlan(JobPlan):
 
     @property
     def kept(self) -> list[pa.Field]:
-        """The source columns that are copied to the output (`sink.keep_columns`)."""
-        return [self.manifest.keep.field(name) for name in self.config.sink.keep_columns]
+        """The source columns that are copied to the output (`sink.keep_columns`), and that of negative prompts."""
+        kept = [self.manifest.keep.field(name) for name in self.config.sink.keep_columns]
+        return [*kept, rows.NEGATIVE] if self.config.has_negatives else kept
 
     @property
     def schema(self) -> pa.Schema:
@@ -92,7 +93,8 @@ class SynthesisPlan(JobPlan):
 def needs_of(config: SynthesizeJobConfig) -> Needs:
     """Return the columns that a job reads; ConfigError if a name is reserved, or repeated in `sink.keep_columns`."""
     keep, features = config.sink.keep_columns, config.columns.features
-    for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
+    own = rows.RESERVED_COLUMNS | ({rows.NEGATIVE.name} if config.has_negatives else set())
+    for name in schemas.find_reserved(keep, own):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
     if len({name.lower() for name in keep}) != len(keep):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")

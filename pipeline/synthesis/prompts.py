@@ -42,6 +42,11 @@ class PrepareOptions:
     keep: tuple[str, ...] = ()
     """Source columns that are copied to the output."""
 
+    @property
+    def has_negatives(self) -> bool:
+        """Whether any row may have a negative prompt."""
+        return self.sampling.negative_prompt is not None or self.columns.negative_prompt is not None
+
 
 def wanted_columns(job: SynthesizeJobConfig) -> dict[str, str]:
     """Return the columns whose values READ rows hold as JSON, each with the dotted config path that names it."""
@@ -56,16 +61,17 @@ def prepare_table(table: pa.Table, options: PrepareOptions) -> pa.Table:
     """Prepare a READ table: PREPARED, with the same rows in order. Rows that have an error already are passed on."""
     values: list[dict[str, Any]] = table.select(["error_type", "error_message"]).to_pylist()
     for index, row in enumerate(values):
-        row["prompt"] = ""
+        row["prompt"] = row[rows.NEGATIVE.name] = ""
         try:
             if not row["error_type"]:
                 row |= _prepare(table, index, options)
         except RowError as error:
             message = templates.whole_text(error.message)[:500]
             row |= {"error_type": error.code, "error_message": message, **_shown(table, index, options)}
-    prepared = pa.Table.from_pylist(values, rows.PREPARED_VALUES)
-    schema = rows.prepared_schema([table.schema.field(name) for name in options.keep])
-    columns = [prepared[name] if name in rows.PREPARED_VALUES.names else table[name] for name in schema.names]
+    negative = [rows.NEGATIVE] if options.has_negatives else []
+    prepared = pa.Table.from_pylist(values, pa.schema([*rows.PREPARED_VALUES, *negative]))
+    schema = rows.prepared_schema([*(table.schema.field(name) for name in options.keep), *negative])
+    columns = [prepared[name] if name in prepared.column_names else table[name] for name in schema.names]
     return pa.table(columns, schema=schema)
 
 
@@ -73,6 +79,7 @@ def _prepare(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, 
     fields = json.loads(table["fields"][index].as_py())
     columns, shape = options.columns, options.condition
     row: dict[str, Any] = read_sampling(fields, columns, options.sampling, options.seed)
+    row[rows.NEGATIVE.name] = _negative(fields, options)
     if columns.features is not None:
         cell = table[columns.features][index]
         features = conditions.read_features(cell, columns.features_dtype, shape.width, shape.max_tokens)
@@ -88,6 +95,18 @@ def _prepare(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, 
             raise RowError("prompt_too_long", f"the prompt has {len(row['prompt'])} characters")
         return row
     return row | _shown(table, index, options)
+
+
+def _negative(fields: dict[str, Any], options: PrepareOptions) -> str:
+    """Return the negative prompt of a row, by default that of the job; empty without one."""
+    value = None if options.columns.negative_prompt is None else fields.get(options.columns.negative_prompt)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return options.sampling.negative_prompt or ""
+    if not isinstance(value, str):
+        raise RowError("invalid_sampling", f"negative_prompt: {value!r:.100} is no text")
+    if len(value) > MAX_PROMPT_CHARS:
+        raise RowError("prompt_too_long", f"the negative prompt has {len(value)} characters")
+    return templates.whole_text(value)
 
 
 def _shown(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, Any]:

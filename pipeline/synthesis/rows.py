@@ -45,6 +45,12 @@ IMAGES: Columns = [
     ("height_px", INT32, "height; 0 in error rows"),
     ("codes", pa.list_(INT32), "VQ codes in raster order; empty in error rows, unless only decoding the pixels failed"),
     ("prompt", TEXT, "rendered prompt"),
+    (
+        "negative_prompt",
+        TEXT,
+        "negative prompt of the row, or of the job; empty without one; the last column, and only of jobs with negative "
+        "prompts",
+    ),
     _LABEL,
     (
         "mean_logprob",
@@ -57,7 +63,9 @@ IMAGES: Columns = [
     *columns.PROVENANCE,
 ]
 """Name, Arrow type and meaning of the columns of image outputs."""
-_RESULT = [(name, kind) for name, kind, _ in IMAGES]
+NEGATIVE = pa.field("negative_prompt", TEXT)
+"""The column of negative prompts, which jobs with them add to the columns that are kept from the source."""
+_RESULT = [(name, kind) for name, kind, _ in IMAGES if name != NEGATIVE.name]
 _VALUES = [("prompt", TEXT), _LABEL[:2], ("features", FEATURES), *(field[:2] for field in _SAMPLING)]
 PREPARED_VALUES = pa.schema([*_VALUES, *schemas.ERROR])
 """Columns that the stage `prepare` adds or changes."""

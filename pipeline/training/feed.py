@@ -206,7 +206,8 @@ def _identity(job: TrainDrafterJobConfig, inputs: Inputs, learner: Learner, revi
     options = inputs.prompt_options
     parts = {name: config[name] for name in ("source", "prompt", "answer_column", "answer_prefix", "target")}
     parts |= {"read": inputs.source.model_dump(mode="json"), "image": image, "revision": revision}
-    parts |= {"asked": [part and part.model_dump(mode="json") for part in (options.prompt, options.columns)]}
+    asked_prompt = options.prompt and options.prompt.content()
+    parts |= {"asked": [asked_prompt, options.columns and options.columns.model_dump(mode="json")]}
     parts |= {"max_tokens": job.training.max_tokens, "layers": learner.task.feature_layers}
     if isinstance(learner.target, Target) and learner.target.front_end.special_tokens_changed:
         parts |= {"special_tokens": "as apply_chat_template"}

@@ -92,7 +92,7 @@ def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
     if isinstance(job.source, JobOutputConfig):
         recorded = read_job(job.source.path, "source.path")
         check_answers(recorded, job.target)
-        install_recorded(recorded.config, recorded.source_code)
+        install_recorded(recorded.config, recorded.source_code, recorded.check_code)
         options = PromptOptions.of(recorded.config)
         limits = (training.max_rows, training.max_tokens)
         return Inputs(recorded.config.source, recorded.manifest, options, *limits, recorded)
@@ -114,6 +114,11 @@ def check_answers(recorded: RecordedJob, target: CheckpointConfig) -> None:
             "(model.target.quantization), and a training runs it as it is stored; train on an output without "
             "quantization"
         )
+    if theirs.adapter is not None:
+        raise ConfigError(
+            f"target: the answers in {path} are those of the target with an adapter (model.target.adapter), and a "
+            "training runs it as it is stored; save the merged model, and caption with that"
+        )
     if lossy := [method.label for method in config.method.methods if not method.acceptance.lossless]:
         raise ConfigError(
             f"source.path: the job in {path} has the lossy method {lossy[0]!r}, which accepts tokens that the target "
@@ -121,6 +126,8 @@ def check_answers(recorded: RecordedJob, target: CheckpointConfig) -> None:
         )
     if config.multiplies_rows:
         name = "columns.prompts" if config.columns.prompts is not None else f"source.video.{config.source.video.cut_by}"
+        if (number := config.sampling.num_captions_per_prompt) > 1:
+            name = f"sampling.num_captions_per_prompt {number}"
         raise ConfigError(
             f"source.path: the job in {path} has {name}, so a row of its source has several answers; train on an "
             "output with one answer per row"

@@ -69,7 +69,8 @@ class RowComparison:
             return
         position = first_difference(ours, theirs)
         difference: dict[str, Any] = {"compared": compared, "position": position, "loss": loss, **reasons}
-        if by_tokens:
+        if by_tokens and old["retry_index"] == new["retry_index"]:
+            difference["retry_index"] = new["retry_index"]
             difference["recorded_token"] = ours[position] if position < len(ours) else None
             difference["decoded_token"] = theirs[position] if position < len(theirs) else None
         self._differ(
@@ -104,6 +105,7 @@ class RowComparison:
                 "tokens": row["decoded_token_ids"][: row["position"]],
                 "one": row["decoded_token"],
                 "other": row["recorded_token"],
+                "retry_index": row["retry_index"],
             }
             for row in self.differences
             if None not in (row.get("recorded_token"), row.get("decoded_token")) and counts[row["sample_id"]] == 1

@@ -16,10 +16,13 @@ OUTPUT = "OUTPUT"
 """How messages name the path of the output."""
 ROUND_SAMPLES = 50_000
 """Samples that are verified together; their results are in memory."""
-_NAMES = ("sample_id", *PLACE, "clip_index", "prompt_index", "finish_reason", "generated_text", "token_ids")
+_NAMES = (
+    *("sample_id", *PLACE, "clip_index", "prompt_index"),
+    *("finish_reason", "retry_index", "generated_text", "token_ids"),
+)
 RECORDED = pa.schema([(name, kind) for name, kind, _ in CAPTIONS if name in _NAMES])
-"""Columns of a result that are compared; `token_ids` is null if the job did not keep its tokens. Of an image,
-`token_ids` are its codes, and the text is empty."""
+"""Columns of a result that are compared; `token_ids` is null if the job did not keep its tokens, and `retry_index`
+without retries. Of an image, `token_ids` are its codes, and the text is empty."""
 CODES = "codes"
 
 
@@ -65,7 +68,7 @@ def rounds(job: RecordedJob, choice: SampleShare, num_chosen: int) -> Iterator[p
 
 
 def recorded_columns(table: pa.Table) -> pa.Table:
-    """Return the columns `RECORDED` of results, which are captions or images."""
+    """Return the columns `RECORDED` of results, which are captions or images; null if they do not have them."""
     if CODES in table.column_names:
         table = table.rename_columns(["token_ids" if name == CODES else name for name in table.column_names])
         texts = pa.array([""] * table.num_rows, RECORDED.field("generated_text").type)

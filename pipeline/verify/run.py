@@ -169,7 +169,7 @@ def prepare(settings: Settings) -> Prepared:
     loss = loss_of(settings.metric, "--metric")
     job = read_any_job(settings.output, OUTPUT)
     config = second_config(job, settings)
-    install_recorded(config, job.source_code)
+    install_recorded(config, job.source_code, job.check_code)
     check_stores("source.path", config.source.paths)
     with access.refusals(OUTPUT, job.output.url):
         num_rows, num_chosen = count_chosen(job, SampleShare(settings.share, settings.seed))
@@ -185,6 +185,10 @@ def prepare(settings: Settings) -> Prepared:
         raise ConfigError(
             f"model.target: {config.model.target.path} is revision {revision}, and the output was decoded by revision "
             f"{job.target_revision}; restore it, or compare with another target by --against"
+        )
+    if settings.against is None and pair.revisions.get("target_adapter", "") != job.target_adapter:
+        raise ConfigError(
+            f"model.target.adapter: {config.model.target.adapter} has changed since the output was decoded; restore it"
         )
     if settings.against is None and pair.revisions.get("special_tokens") != job.special_tokens:
         raise ConfigError(

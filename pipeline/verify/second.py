@@ -75,7 +75,8 @@ def inexact_reason(config: CaptionJobConfig | SynthesizeJobConfig) -> str:
     for method in config.method.methods:
         if not method.acceptance.lossless:
             return f"the method {method.label!r} is lossy: its rows may differ"
-    is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None
+    retries = isinstance(config, CaptionJobConfig) and config.retry is not None
+    is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None or retries
     if is_sampled and config.method.acceptance.kind == "rejection":
         return "rejection sampling preserves the distribution and not each row's draw: rows may differ"
     return ""

@@ -182,3 +182,14 @@ def test_aliases_and_merge_keys_of_ordinary_files_are_read(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text("a: &a {x: 1, y: 2}\nb: *a\nc: {<<: *a, y: 3}\nd: [" + "1," * 99_000 + "]")
     data = read_yaml(tmp_path / "job.yaml")
     assert (data["b"], data["c"], len(data["d"])) == ({"x": 1, "y": 2}, {"x": 1, "y": 3}, 99_000)
+
+
+def test_options_against_loops_are_content_only_where_they_are_set() -> None:
+    def content(*overrides: str) -> dict[str, object]:
+        section: dict[str, object] = load_job(CaptionJobConfig, JOB, overrides).content({})["sampling"]
+        return section
+
+    assert not {"stop_loops", "min_loop_tokens"} & content().keys()
+    assert content("sampling.stop_loops=4")["stop_loops"] == 4
+    with pytest.raises(ConfigError, match=r"sampling\.stop_loops: .*a sequence that occurs once is no loop"):
+        load_job(CaptionJobConfig, JOB, ("sampling.stop_loops=1",))

@@ -143,7 +143,7 @@ class _Hashable(Request):
         return cls(**{name: getattr(request, name) for name in request.__dataclass_fields__})
 
     def __hash__(self) -> int:
-        return hash((self.sample_id, self.prompt, self.sampling, self.seed, self.replica))
+        return hash((self.sample_id, self.prompt, self.sampling, self.seed, self.replica, self.attempt))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Hashable) and hash(self) == hash(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
+from configs.output import SidecarExportConfig
 from pipeline.exports import sidecars
 from pipeline.exports.sidecars import _with_line
+from pipeline.output.recorded_job import read_job
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage import tree
 from pipeline.storage.shard import Shard
@@ -263,6 +266,15 @@ def test_sources_without_a_file_per_sample_are_refused(tmp_path) -> None:
     tar_job(tmp_path, some_tars())
     with pytest.raises(ConfigError, match=r"source\.kind is 'webdataset'; exports of kind webdataset add captions"):
         export(tmp_path / "out", {"kind": "sidecars"})
+
+
+def test_several_captions_of_a_file_are_refused(tmp_path) -> None:
+    image_job(tmp_path, NAMES)
+    recorded = read_job(str(tmp_path / "out"), "OUTPUT")
+    sampling = recorded.config.sampling.model_copy(update={"num_captions_per_prompt": 2, "temperature": 0.5})
+    several = replace(recorded, config=recorded.config.model_copy(update={"sampling": sampling}))
+    with pytest.raises(ConfigError, match=r"exports\.0: a sample of the job has 2 captions .* a sidecar has one"):
+        sidecars.Sidecars.of(several, SidecarExportConfig(), "exports.0")
 
 
 @pytest.mark.parametrize(

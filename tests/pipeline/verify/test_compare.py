@@ -51,7 +51,9 @@ def test_rows_are_joined_by_id_in_any_order_and_batches() -> None:
         [4, 7],
         1.0,
     )
-    assert comparison.asked().to_pylist() == [{"sample_id": "1", "tokens": [4], "one": 7, "other": 5}]
+    assert comparison.asked().to_pylist() == [
+        {"sample_id": "1", "tokens": [4], "one": 7, "other": 5, "retry_index": None}
+    ]
 
 
 def test_failed_and_missing_rows_are_not_equal() -> None:
