@@ -22,6 +22,7 @@ from configs.load import ConfigError, load_job
 from files.installation import command
 from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
+from jobs.terminal.refusals import as_refusal, print_failure, refuse
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
 from pipeline.output.publishing import Fenced
@@ -96,8 +97,7 @@ class Command(Generic[Config, AnyPlan]):
                     return self._estimate(plan, arguments)
                 return self._run(plan, arguments, stop)
             except ConfigError as error:
-                print(f"refused: {error}", file=sys.stderr)
-                return REFUSED
+                return refuse(error, arguments.config, arguments.overrides)
             except KeyboardInterrupt:
                 if stop.number is None:
                     raise
@@ -114,7 +114,12 @@ class Command(Generic[Config, AnyPlan]):
         flags = (arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
         runs = not estimates and not arguments.dry_run
         shard, folder = Shard.parse(arguments.shard), arguments.config.parent
-        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), shard, folder)
+        try:
+            plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), shard, folder)
+        except (ConfigError, AssertionError):
+            raise
+        except Exception as error:  # drivers raise errors of no common class
+            raise as_refusal(error) from error
         if not arguments.dry_run:
             return plan
         print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
@@ -185,11 +190,12 @@ class Command(Generic[Config, AnyPlan]):
             done = self.run(plan)
             exported = self.export(plan)
         except tuple(ENDED) as error:
-            print(f"the job was ended: {error}", file=sys.stderr)
+            print_failure(f"the job was ended: {error}")
             print(self._kept(plan, arguments), file=sys.stderr)
             return ENDED[type(error)]
         except ConfigError as error:
-            print(f"refused: {error}", self._kept(plan, arguments), sep="\n", file=sys.stderr)
+            refuse(error, arguments.config, arguments.overrides)
+            print(self._kept(plan, arguments), file=sys.stderr)
             return FAILED if isinstance(error, DamagedFile) else REFUSED
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
@@ -216,7 +222,7 @@ class Command(Generic[Config, AnyPlan]):
     def _judged(verdict: JobVerdict, what: str = "the job") -> int:
         """Return the exit status of a finished job; print why it failed, if it did."""
         if verdict.reason:
-            print(f"{what} failed: {verdict.reason}", file=sys.stderr)
+            print_failure(f"{what} failed: {verdict.reason}")
         return FINISHED[verdict.outcome]
 
     def _kept(self, plan: AnyPlan, arguments: argparse.Namespace) -> str:

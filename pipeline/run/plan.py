@@ -29,11 +29,12 @@ from pipeline.output.recorded_job import RecordedJob, source_folders
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, ResultRow
 from pipeline.reports.summary import NO_WAITS, Summary
+from pipeline.resources.request_checks import check_memory, check_requests
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
 from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
-from pipeline.run.plan_checks import check_audit, check_models, open_output
+from pipeline.run.plan_checks import check_audit, check_models, open_output, runs_here
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_prior_state
 from pipeline.storage.shard import WHOLE, Shard
@@ -151,7 +152,10 @@ def make_plan(
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
     resources = resolve(config, config.job)
-    config, pair = check_models(resources.apply(config))
+    config = resources.apply(config)
+    check_requests(config)
+    check_memory(config, runs_here(config))
+    config, pair = check_models(config)
     check_contracts(config.method.places)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job if runs else None) as workers:
@@ -193,5 +197,5 @@ def check_plan(plan: JobPlan, probe_output: bool) -> None:
     """Raise ConfigError if there are no samples, or the output cannot be written; a shard may have no samples."""
     if not plan.datasource.planned and plan.output.shard == WHOLE:
         raise ConfigError("source.path: the files hold no samples")
-    if probe_output:
+    if probe_output or not plan.output.is_local:  # a store only says by a put whether it can be written
         plan.output.check_writable()

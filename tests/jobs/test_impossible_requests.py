@@ -48,6 +48,7 @@ def captions(tmp_path: Path) -> list[str]:
         "source": {"kind": "text", "path": str(tmp_path / "in")},
         "prompt": "{text}",
         "model": {"target": {"path": str(ZOO / "text_target")}},
+        "sampling": {"max_new_tokens": 16},
         "pool": {"slots": 4, "max_context_tokens": 128},
         "sink": {"path": str(tmp_path / "out")},
         "job": {"progress": False},
