@@ -46,7 +46,7 @@ def _check_lengths(config: CaptionJobConfig) -> None:
 
 def check_memory(config: CaptionJobConfig, runs_here: bool) -> None:
     """Raise ConfigError if weights and KV caches of the actors that start together exceed the memory of this machine,
-    or of the GPUs of an actor. Nothing is known if actors run elsewhere; checkpoints on the hub, in stores and of unknown
+    or of the GPUs of an actor. Nothing is known if actors run elsewhere; checkpoints on the hub, in stores and of other
     shapes are not counted."""
     if not runs_here:
         return
