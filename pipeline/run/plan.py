@@ -16,6 +16,7 @@ from configs.acceptance import AuditConfig
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
 from files.external_code import is_external
+from files.installation import is_shipped
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
 from pipeline.formats import FAULT
@@ -42,6 +43,12 @@ from pipeline.storage.shard import WHOLE, Shard
 if TYPE_CHECKING:
     from actors.loading.pair import TextPairInfo
 
+TRIAL_PAIR = (
+    "the shipped models were trained on drawn scenes: their captions of other images are wrong; for photographs, take "
+    "a pretrained target, as configs/jobs/caption_folder.yaml does"
+)
+DEMO_SOURCE = "demo/source"
+"""Part of the paths of the scenes that `make demo` writes."""
 PICTURES_AT_ONCE = 8
 """Samples that are read and decoded together for the report; bounds its memory."""
 
@@ -57,6 +64,12 @@ class Plan(JobPlan):
     @property
     def audit(self) -> AuditConfig | None:
         return self.config.active_audit
+
+    @property
+    def warning(self) -> str:
+        reads_media = self.config.reads_images or self.config.reads_videos
+        is_own = not any(DEMO_SOURCE in path for path in self.config.source.paths)
+        return TRIAL_PAIR if reads_media and is_own and is_shipped(self.config.model.target.path) else ""
 
     @property
     def identified(self) -> CaptionJobConfig:

@@ -13,6 +13,7 @@ from configs.drafters import NoDrafterConfig
 from configs.load import ConfigError
 from configs.method import AutoMethodConfig, MethodConfig
 from configs.pool import ActorPoolConfig, EnginePoolConfig
+from files.plurals import counted
 from pipeline.rows.schemas import ERROR_ADVICE
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.plan import Plan
@@ -54,6 +55,7 @@ def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
         **lines,
         **({"code": ", ".join(plan.external.values())} if plan.external else {}),
         **({"gpus": text} if (text := plan.resources.line()) else {}),
+        **({"warning": plan.warning} if plan.warning else {}),
         "output": f"{plan.output.shown()} (data/, errors/, _job/)",
         **({"kept": ", ".join(keep)} if keep else {}),
     }
@@ -64,7 +66,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     """Return the lines (label → value) about the job and its source."""
     config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
-    rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
+    rows = "an unknown number of rows" if num_samples is None else counted(num_samples, "row")
     if plan.prior is not None:
         rows += " left to do"
     if plan.limit is not None:
@@ -72,8 +74,8 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     return {
         "job": f"{plan.identity.job_id}, seed {config.job.seed}",
         **({} if plan.output.shard == WHOLE else {"shard": f"{plan.output.shard}"}),
-        "source": f"{config.source.kind} {access.shown(manifest.root)}: {manifest.num_files:,} files, "
-        f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
+        "source": f"{config.source.kind} {access.shown(manifest.root)}: {counted(manifest.num_files, 'file')}, "
+        f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {counted(plan.datasource.num_spans, 'span')}",
         **({"skipped": describe_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),
     }
 

@@ -23,6 +23,7 @@ from actors.margins import Margins
 from configs.load import ConfigError, apply_override, load_job, validate
 from configs.method import MethodConfig
 from configs.schema import CaptionJobConfig
+from files.plurals import counted
 from pipeline.cluster import ray_session
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output import checksums
@@ -124,7 +125,8 @@ class Verification:
         if prepared.repeated:
             lines.append(f"repeated     {len(prepared.repeated):,} ids have several rows: {_first(prepared.repeated)}")
         if prepared.damaged:
-            lines.append(f"damaged      {len(prepared.damaged):,} files (jobs.check): {_first(prepared.damaged)}")
+            files = counted(len(prepared.damaged), "file")
+            lines.append(f"damaged      {files} (jobs.check): {_first(prepared.damaged)}")
         if counts["by_text"]:
             lines.append(f"by text      {counts['by_text']:,} rows have no stored tokens (sink.keep_tokens)")
         if prepared.inexact:

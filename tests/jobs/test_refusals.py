@@ -236,8 +236,8 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
 ) -> None:
     assert caption.main(["--config", str(job_file), "--dry-run"]) == 0
     output = capsys.readouterr().out
-    assert "1 files" in output
-    assert "2 rows, 1 spans" in output
+    assert "1 file, " in output
+    assert "2 rows, 1 span" in output
     assert "model+chain+exact (lossless): drafter model, tree chain length=5, acceptance exact" in output
     assert "1 × 4 slots on CPU" in output
     assert f"{tmp_path}/out" in output
