@@ -25,7 +25,7 @@ from pipeline.storage.shard import WHOLE
 MAX_PROBLEMS = 2
 """Refused rows that a message quotes."""
 NUM_ROWS_LOOKED_AT = 20
-FIRST_ROWS_S = 20.0
+FIRST_ROWS_S = 6.0
 """Longest time to read and decode them."""
 
 
