@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -44,6 +46,7 @@ from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from decoding.errors import failed
 from decoding.types import Completion, Request
+from files.installation import shipped_model
 
 if TYPE_CHECKING:
     from actors.loading.loaded_pair import LoadedPair
@@ -63,6 +66,27 @@ def load_pair(config: Job, num_threads: int | None) -> Any:
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return image_pair.load(config) if isinstance(config, SynthesizeJobConfig) else pair.load(config)
+
+
+def phases_of(report_progress: ReportProgress | None, events: Events) -> Callable[[str], None]:
+    """Return a function that reports what an engine does before its first batch."""
+    who, report = uuid.uuid4().hex, getattr(report_progress, "phase", None)
+
+    def begin(text: str) -> None:
+        events.emit("phase", phase=text)
+        if report is not None:
+            report(who, text)
+
+    return begin
+
+
+def weights_text(config: CaptionJobConfig | SynthesizeJobConfig) -> str:
+    """Return the bytes of the models' local weight files as text; empty if none is local."""
+    paths = [weights.path for _, weights in config.model if weights is not None]
+    folders = [Path(path) if os.path.isdir(path) else shipped_model(path) for path in dict.fromkeys(paths)]
+    files = [file for folder in folders if folder is not None for file in folder.glob("*.safetensors")]
+    num_bytes = sum(file.stat().st_size for file in files)
+    return f" ({num_bytes / 1e9:,.1f} GB)" if num_bytes >= 1e8 else f" ({num_bytes / 1e6:,.1f} MB)" if num_bytes else ""
 
 
 class EngineActor(ABC, Generic[Job, Pair]):
@@ -94,12 +118,17 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self._events = Events(stamp, config.job.log == "json")
         self._ledger = ProcessLedger(ledger)
         slots = config.pool.slots
+        begin_phase = phases_of(report_progress, self._events)
         with self._ledger.loading():
+            begin_phase(f"loading weights{weights_text(config)}")
             self._pair: Pair = load(config, torch_threads(config.pool))
             if slots == "auto":
+                begin_phase("measuring the memory of a slot")
                 slots, reason = self._pair.count_slots()
                 self._events.emit("slots_counted", num_slots=slots, reason=reason)
+            begin_phase("building the engine: KV caches, kernels, CUDA graphs")
             engine = self._make_engine(slots)
+        begin_phase("waiting for the first rows")
         self._metrics = engine_metrics(stamp, config.method.label, slots)
         verify_mode, target_id = config.method.verify_mode, self._pair.target_id
         self._constants = {**asdict(stamp), "verify_mode": verify_mode, "target_id": target_id}

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from configs.hints.keys import short_form, takes_text, unknown_key
 from configs.presets import find_job, preset, replacement_of, resolve_methods
 from configs.section import BUILT_IN, EXTERNAL, REMOVED, without_removed
 from configs.yaml_file import ConfigError, parse, read_yaml
@@ -17,6 +18,9 @@ from configs.yaml_file import ConfigError, parse, read_yaml
 __all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate"]
 
 JobModel = TypeVar("JobModel", bound=BaseModel)
+
+MAX_SHOWN_CHARS = 60
+"""Longest text of a value that a message repeats."""
 
 # Numbers that YAML 1.1 parses as text, because it requires a decimal point and a sign of the exponent.
 _EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
@@ -26,8 +30,9 @@ def _kind(value: Any) -> str:
     return {"str": "text", "list": "a list", "bool": "a truth value"}.get(type(value).__name__, "a number")
 
 
-def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set one `section.field=value` in place; the value is read as YAML.
+def apply_override(data: dict[str, Any], override: str, model: type[BaseModel] | None = None) -> None:
+    """Set one `section.field=value` in place. The value is read as YAML; if `model` takes only text for the field, an
+    unquoted value is that text as it is.
 
     Raises:
         ConfigError: there is no `=`, or the path leads through a value that is not a mapping.
@@ -36,7 +41,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     keys = dotted.split(".")
     if not separator or not all(keys):
         raise ConfigError(f"override {override!r} must look like section.field=value")
-    value = parse(raw, f"override {dotted}: the value")
+    value = _value(raw, f"override {dotted}: the value", model, keys)
     node = data
     for depth, key in enumerate(keys[:-1]):
         child = node.setdefault(key, {})
@@ -46,6 +51,38 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is not a section but {_kind(child)}")
         node = child
     node[keys[-1]] = value
+
+
+def _value(raw: str, what: str, model: type[BaseModel] | None, keys: list[str]) -> Any:
+    """Return the value of an override."""
+    if model is None or raw.lstrip()[:1] in ('"', "'", "|", ">"):
+        return parse(raw, what)
+    text = raw.strip()
+    if text in ("", "null", "~"):
+        return None
+    if takes_text(model, keys, text):
+        return text
+    section = short_form(model, keys)
+    if section is None:
+        return parse(raw, what)
+    if text.startswith("{"):
+        try:
+            value = parse(raw, what)
+        except ConfigError:
+            return text
+        if isinstance(value, dict) and set(value) <= set(section.model_fields):
+            return value
+    return text
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message, as `, not VALUE`; empty for sections, long texts and texts that may be secret."""
+    if isinstance(value, bool):
+        return f", not {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f", not {value}"
+    is_plain = isinstance(value, str) and len(value) <= MAX_SHOWN_CHARS and not re.search(r"://|@|[?&]", value)
+    return f", not {value!r}" if is_plain else ""
 
 
 def validate(model: type[JobModel], data: dict[str, Any], origin: str, recorded: bool = False) -> JobModel:
@@ -78,7 +115,7 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str, recorded:
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
                 removed = REMOVED.get(".".join(path[-2:]))
-                message = "is not a known key" if removed is None else f"was removed: {removed.replacement}"
+                message = unknown_key(model, path) if removed is None else f"was removed: {removed.replacement}"
             elif problem["type"] == "string_pattern_mismatch" and EXTERNAL in problem["loc"]:
                 message = "must name a class as module:Class, such as my_drafter:MyDrafter, in letters, digits and _"
             elif problem["type"] == "union_tag_invalid" and "." in str(problem.get("ctx", {}).get("tag")):
@@ -89,6 +126,8 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str, recorded:
                 digits, sign, power = exponent.groups()
                 point = "" if "." in digits else ".0"
                 message += f"; YAML parses {problem['input']} as text; write {digits}{point}e{sign or '+'}{power}"
+            elif message.startswith("Input should be"):
+                message += _shown(problem["input"])
             lines.append(f"{origin}: {where}: {message}")
         raise ConfigError("\n".join(lines)) from None
 
@@ -139,7 +178,7 @@ def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...]
     for override in (*defaults, *overrides):
         if override.startswith("method."):
             resolve_methods(data, str(path))
-        apply_override(data, override)
+        apply_override(data, override, model)
     resolve_methods(data, str(path))
     return validate(model, data, str(path))
 

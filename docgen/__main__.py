@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docgen import checkpoint_keys, columns, commands, config, generation, markdown, methods, modules, size
+from docgen import checkpoint_keys, columns, commands, config, generation, markdown, methods, modules, refusals, size
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
@@ -28,6 +28,7 @@ def generate(root: Path) -> dict[Path, str]:
         REFERENCE / "commands.md": commands.commands_page(root),
         REFERENCE / "modules.md": modules.modules_page(root),
         REFERENCE / "presets.md": methods.presets_page(root),
+        REFERENCE / "refusals.md": refusals.refusals_page(),
         Path("docs/design/size.md"): size.size_page(),
     }
     for job, model in config.JOBS.items():

@@ -46,6 +46,11 @@ def shipped_model(path: str) -> Path | None:
     return ROOT / path
 
 
+def is_shipped(path: str) -> bool:
+    """Return whether a checkpoint's path is that of a shipped model, relative or absolute."""
+    return shipped_model(path) is not None or Path(path).resolve().is_relative_to(ROOT / SHIPPED_MODELS)
+
+
 def shipped_models() -> list[str]:
     """Return the paths of all shipped models of this installation, sorted."""
     return sorted(f"{SHIPPED_MODELS}/{path.parent.name}" for path in (ROOT / SHIPPED_MODELS).glob("*/config.json"))

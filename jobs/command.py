@@ -4,9 +4,11 @@ statuses are those of `jobs.exit_status`."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,14 +22,17 @@ from actors.results import torch_threads
 from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
 from files.installation import command
+from files.plurals import counted
 from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
+from jobs.terminal.clock import command_start
+from jobs.terminal.refusals import as_refusal, print_failure, refuse
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
 from pipeline.output.publishing import Fenced
 from pipeline.pilot import estimate
+from pipeline.pilot.repeats import repeated
 from pipeline.pilot.run import run_pilot
-from pipeline.pilot.verdict import needed_rows
 from pipeline.reports import summary
 from pipeline.reports.outcome import JobOutcome, JobVerdict
 from pipeline.reports.summary import Summary
@@ -84,8 +89,10 @@ class Command(Generic[Config, AnyPlan]):
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
+        began_s = command_start(argv is None)
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
-        with signals.catch_signals() as stop:
+        arguments.out = sys.stdout
+        with signals.catch_signals() as stop, _only_json(arguments.json):
             try:
                 plan = self._plan(arguments)
                 if plan is None:
@@ -94,10 +101,9 @@ class Command(Generic[Config, AnyPlan]):
                     return self._complete(plan, arguments)
                 if arguments.estimate is not None:
                     return self._estimate(plan, arguments)
-                return self._run(plan, arguments, stop)
+                return self._run(plan, arguments, stop, began_s)
             except ConfigError as error:
-                print(f"refused: {error}", file=sys.stderr)
-                return REFUSED
+                return refuse(error, arguments.config, arguments.overrides)
             except KeyboardInterrupt:
                 if stop.number is None:
                     raise
@@ -109,12 +115,20 @@ class Command(Generic[Config, AnyPlan]):
         """Check and plan the job; print the plan and return None if it is a dry run. Raises ConfigError."""
         config = load_job(self.model, arguments.config, tuple(arguments.overrides))
         estimates = arguments.estimate is not None
+        for flag in ("--rows", "--json", "--price-per-hour"):
+            if is_set(arguments, flag) and not estimates:
+                raise ConfigError(f"{flag}: belongs to --estimate")
         if estimates and (arguments.dry_run or arguments.limit is not None):
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
         flags = (arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
         runs = not estimates and not arguments.dry_run
         shard, folder = Shard.parse(arguments.shard), arguments.config.parent
-        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), shard, folder)
+        try:
+            plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), shard, folder)
+        except (ConfigError, AssertionError):
+            raise
+        except Exception as error:  # drivers raise errors of no common class
+            raise as_refusal(error) from error
         if not arguments.dry_run:
             return plan
         print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
@@ -136,6 +150,9 @@ class Command(Generic[Config, AnyPlan]):
         add("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
         about = "run N samples from all over; say what the job would take"
         add("--estimate", type=positive, metavar="N", help=about)
+        about = "for --estimate: the rows of the whole job, in place of those of the source"
+        add("--rows", type=positive, metavar="N", help=about)
+        add("--json", action="store_true", help="for --estimate: print one JSON object, and nothing else")
         add("--price-per-hour", type=_price, metavar="P", help="for --estimate: of one GPU, or core without one")
         add = parser.add_argument_group("rows").add_argument
         add("--limit", type=positive, metavar="N", help="only the first N samples (of the shard)")
@@ -155,11 +172,13 @@ class Command(Generic[Config, AnyPlan]):
         """Run a pilot and print an estimate of the cost of the job's missing rows; write nothing."""
         pilot = estimate.draw(plan.datasource, arguments.estimate)
         method, pool, seed = plan.config.method, plan.config.pool, plan.config.job.seed
-        print(f"trying {pilot.size:,} samples of {len(pilot.tables):,} spans out of {pilot.num_spans:,}", flush=True)
+        spans = f"{counted(len(pilot.tables), 'span')} out of {pilot.num_spans:,}"
+        print(f"trying {counted(pilot.size, 'sample')} of {spans}", flush=True)
         _print_gpus(plan)
-        needed = needed_rows(method, pool)
-        if needed is not None and pilot.size * (plan.rows_per_sample or 1) < needed:
-            print(f"comparing methods takes at least {needed:,} rows: --estimate {needed}", flush=True)
+        pilot = repeated(pilot, method, pool, plan.rows_per_sample or 1)
+        if pilot.repeats > 1:
+            times = f"every sample is decoded {pilot.repeats} times, by each method in turns"
+            print(f"comparing methods takes more rows: {times}", flush=True)
         try:
             rows, verdict = run_pilot(plan, self.build, pilot)
         except tuple(ENDED) as error:
@@ -171,25 +190,29 @@ class Command(Generic[Config, AnyPlan]):
             return FAILED
         label = method.label if method.auto is None or verdict is None else verdict.fastest
         price = arguments.price_per_hour
-        result = estimate.estimate(pilot, rows, pool, torch_threads(pool), price, seed, verdict, label)
-        print(f"{result.show()}\n{result.to_json()}")
+        threads, total = torch_threads(pool), arguments.rows
+        result = estimate.estimate(pilot, rows, pool, threads, price, seed, verdict, label, total)
+        print(result.to_json() if arguments.json else result.show(), file=arguments.out, flush=True)
         summary = plan.empty_summary()
         summary.add_rows(rows)
         return self._judged(summary.judge(plan.config.job.max_error_share), "the pilot")
 
-    def _run(self, plan: AnyPlan, arguments: argparse.Namespace, stop: Stop) -> int:
+    def _run(self, plan: AnyPlan, arguments: argparse.Namespace, stop: Stop, began_s: float) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
-        print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
+        print(f"{self.verb} {counted(plan.manifest.num_files, 'file')} into {plan.output.shown()}", flush=True)
         _print_gpus(plan)
+        if plan.warning:
+            print(f"warning: {plan.warning}", flush=True)
         try:
             done = self.run(plan)
             exported = self.export(plan)
         except tuple(ENDED) as error:
-            print(f"the job was ended: {error}", file=sys.stderr)
+            print_failure(f"the job was ended: {error}")
             print(self._kept(plan, arguments), file=sys.stderr)
             return ENDED[type(error)]
         except ConfigError as error:
-            print(f"refused: {error}", self._kept(plan, arguments), sep="\n", file=sys.stderr)
+            refuse(error, arguments.config, arguments.overrides)
+            print(self._kept(plan, arguments), file=sys.stderr)
             return FAILED if isinstance(error, DamagedFile) else REFUSED
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
@@ -204,6 +227,7 @@ class Command(Generic[Config, AnyPlan]):
             print(f"the job {ending}; {self._kept(plan, arguments)}", file=sys.stderr)
             return FAILED if stop.number is None else stop.status
         verdict = done.judge(plan.config.job.max_error_share)
+        done.command_s = time.monotonic() - began_s
         print(summary.show(done))
         print(f"output        {plan.output.shown()}", *exported, sep="\n")
         print(f"report        {plan.output.shown(REPORT)}")
@@ -216,7 +240,7 @@ class Command(Generic[Config, AnyPlan]):
     def _judged(verdict: JobVerdict, what: str = "the job") -> int:
         """Return the exit status of a finished job; print why it failed, if it did."""
         if verdict.reason:
-            print(f"{what} failed: {verdict.reason}", file=sys.stderr)
+            print_failure(f"{what} failed: {verdict.reason}")
         return FINISHED[verdict.outcome]
 
     def _kept(self, plan: AnyPlan, arguments: argparse.Namespace) -> str:
@@ -230,6 +254,11 @@ class Command(Generic[Config, AnyPlan]):
         switches = [flag for flag in SWITCHES if is_set(arguments, flag)]
         words = [*command(self.name), "--config", str(arguments.config), *overrides, *limit, *shard, *switches]
         return shlex.join([*words, *([f"sink.path={output}"] if output else [])])
+
+
+def _only_json(is_json: bool) -> contextlib.AbstractContextManager[object]:
+    """Print everything but the JSON object to standard error in the block, if the output is JSON."""
+    return contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext()
 
 
 def is_set(arguments: argparse.Namespace, flag: str) -> bool:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.yaml_file import parse
+from files.plurals import counted
 from pipeline.check.records import problems_of_records
 from pipeline.manifest import spans
 from pipeline.manifest.done_bitmap import DoneBitmap
@@ -65,7 +66,8 @@ class OutputCheck:
         samples = "an unknown number of" if self.num_samples is None else f"{self.num_samples:,}"
         listed, reason = "damaged", "the manifest is damaged"
         if self.num_files is not None:
-            listed, reason = f"{self.num_files:,} files, {samples} samples", "some files were not read to their end"
+            files = counted(self.num_files, "file")
+            listed, reason = f"{files}, {samples} samples", "some files were not read to their end"
         missing = f"an unknown number, because {reason}" if self.num_missing is None else f"{self.num_missing:,}"
         text = [
             f"manifest  {listed}",

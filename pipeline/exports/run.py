@@ -20,6 +20,7 @@ from configs.output import (
 )
 from configs.pool import JobSectionConfig
 from files.local import OutsideRoots
+from files.plurals import counted
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
 from pipeline.exports.image_files import ImageFiles
@@ -89,7 +90,7 @@ class ExportReport:
         text += f", {self.num_existing:,} exist already" if self.num_existing else ""
         text += f", {self.num_left_out:,} without a result" if self.num_left_out else ""
         text += f", {self.num_refused:,} refused ({self.folder}/done/*-refused.json)" if self.num_refused else ""
-        text += f"; {self.num_parts:,} files or shards, {self.num_before:,} before"
+        text += f"; {counted(self.num_parts, 'file or shard', 'files or shards')}, {self.num_before:,} before"
         damaged = [
             f"  damaged: {line}; the job's own command makes its rows again" for line in self.damaged[:MAX_NAMED]
         ]

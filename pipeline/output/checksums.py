@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from configs.load import ConfigError
+from files.plurals import counted
 from pipeline.output.files import NUM_READ_THREADS, checksum_name, list_published, shard_of
 from pipeline.storage import access
 from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile
@@ -49,10 +50,10 @@ class Verified:
         """Return the number of files and the cost of the verification as one line of text."""
         num_files = len(self.sound) + len(self.problems)
         if self.by_size:
-            return f"verified {num_files:,} files by their sizes alone (--skip-digests)"
+            return f"verified {counted(num_files, 'file')} by their sizes alone (--skip-digests)"
         rate = f", {self.num_bytes / 1e6 / self.seconds:,.0f} MB/s" if self.seconds > 0 else ""
         return (
-            f"verified {num_files:,} files by SHA-256: {self.num_bytes / 1e6:,.1f} MB in "
+            f"verified {counted(num_files, 'file')} by SHA-256: {self.num_bytes / 1e6:,.1f} MB in "
             f"{self.seconds:.1f} s{rate}; {len(self.problems):,} damaged"
         )
 

@@ -22,6 +22,7 @@ from ray.data.block import BlockMetadata
 from configs.load import ConfigError
 from configs.pool import EnginePoolConfig
 from pipeline.manifest.datasource import SpanDatasource
+from pipeline.pilot import figures
 from pipeline.pilot.verdict import PilotVerdict, Range, finite
 
 Floats = NDArray[np.float64]
@@ -40,10 +41,12 @@ class Pilot:
     num_spans: int
     num_samples: int | None
     """Number of samples of the whole source; None if it is unknown before the source is read."""
+    repeats: int = 1
+    """How often each sample is decoded (`pipeline.pilot.repeats`)."""
 
     @property
     def datasource(self) -> Tables:
-        return Tables(self.tables)
+        return Tables(self.tables * self.repeats)
 
     @property
     def size(self) -> int:
@@ -71,15 +74,16 @@ class Tables(Datasource):  # type: ignore[misc]
         ]
 
 
-def draw(datasource: SpanDatasource, num_samples: int) -> Pilot:
-    """Read at most `num_samples` samples, spread evenly over spans and rows; raise ConfigError if there are none."""
+def draw(datasource: SpanDatasource, num_samples: int, shift: float = 0.5) -> Pilot:
+    """Read at most `num_samples` samples, spread evenly over spans and rows; raise ConfigError if there are none.
+    `shift`, at least 0 and less than 1, is their place in equal parts of the source; 0.5 is the middle."""
     count = min(MAX_SPANS, datasource.num_spans, num_samples)
-    chosen = [(2 * index + 1) * datasource.num_spans // (2 * count) for index in range(count)]
+    chosen = [int((index + shift) * datasource.num_spans / count) for index in range(count)]
     tables, span_rows, remaining = [], [], num_samples
     for index, span in enumerate(chosen):
         table = datasource.read(span, note=False)  # a note is a file in the output
         wanted = min(table.num_rows, math.ceil(remaining / (count - index)))
-        rows = [(2 * index + 1) * table.num_rows // (2 * wanted) for index in range(wanted)]
+        rows = [int((index + shift) * table.num_rows / wanted) for index in range(wanted)]
         tables.append(table.take(pa.array(rows, pa.int64())))
         span_rows.append(table.num_rows)
         remaining -= wanted
@@ -108,6 +112,8 @@ class Estimate:
     cost: Range | None = None
     verdict: PilotVerdict | None = None
     notes: tuple[str, ...] = field(default=())
+    interval_of: str = ""
+    """The values whose spread gives the intervals, as text."""
 
     def to_json(self) -> str:
         """Return the estimate as one line of JSON."""
@@ -119,16 +125,18 @@ class Estimate:
         errors = f"{self.pilot_errors:,} of them failed"
         lines = [
             ("pilot", f"{self.pilot_samples:,} samples, {self.pilot_rows:,} rows, {errors}"),
-            ("samples", self.samples.shown("", 0)),
-            ("rows", self.rows.shown("", 0)),
-            ("tokens", self.tokens.shown("", 0)),
+            ("samples", figures.count(self.samples)),
+            ("rows", figures.count(self.rows)),
+            ("tokens", figures.shown(self.tokens)),
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
-            (f"{self.device}-hours", self.device_hours.shown("", 2)),
-            ("wall clock", self.wall_hours.shown("h", 2)),
-            ("output", self.output_bytes.times(1e-9).shown("GB", 3)),
+            (f"{self.device}-hours", figures.shown(self.device_hours)),
+            ("wall clock", figures.time(self.wall_hours.times(3600))),
+            ("output", figures.size(self.output_bytes)),
         ]
         if self.cost is not None:
-            lines.append(("cost", f"{self.cost.shown('', 2)}, at {self.price_per_hour:g} per {self.device}-hour"))
+            lines.append(("cost", f"{figures.shown(self.cost)}, at {self.price_per_hour:g} per {self.device}-hour"))
+        if self.interval_of:
+            lines.append(("intervals", f"{100 * LEVEL:.0f} %, Student's t, over {self.interval_of}"))
         text = [f"{label:<18}{value}" for label, value in lines]
         text += self.verdict.lines() if self.verdict is not None else []
         return "\n".join([*text, *(f"note: {note}" for note in self.notes)])
@@ -143,21 +151,25 @@ def estimate(
     seed: int = 0,
     verdict: PilotVerdict | None = None,
     method: str = "",
+    total_rows: int | None = None,
 ) -> Estimate:
     """Scale a pilot's results up to the whole source.
 
     Confidence intervals are bootstrapped over spans, because rows of one file are similar; over samples if there is one
     span. `threads` is the number of CPU cores of an engine without a GPU. With a `verdict`, hours are those of `method`
-    at full slots, otherwise those that the rows report.
+    at full slots, otherwise those that its rows report. `total_rows` are the samples of the whole job, in place of
+    those of the source.
     """
-    sums = _sums(pilot, results)
+    own = _rows_of(results, method)
+    sums = _sums(pilot, results, own)
     rng = np.random.default_rng(seed)
     num_groups = len(sums["samples"])
     picks = rng.integers(0, num_groups, (NUM_RESAMPLES, num_groups))
     drawn = {name: values[picks].sum(1) for name, values in sums.items()}
     counts = np.asarray(pilot.span_rows, float)
-    if pilot.num_samples is not None:
-        samples = Range(pilot.num_samples, pilot.num_samples, pilot.num_samples)
+    known = pilot.num_samples if total_rows is None else total_rows
+    if known is not None:
+        samples = Range(known, known, known)
     else:
         again = counts[rng.integers(0, len(counts), (NUM_RESAMPLES, len(counts)))].mean(1)
         samples = _ranged(counts.mean() * pilot.num_spans, again * pilot.num_spans, len(counts))
@@ -167,8 +179,13 @@ def estimate(
         each = _ranged(per_sample, drawn[name] / np.maximum(drawn["samples"], 1e-9), num_groups)
         return Range(samples.value * each.value, samples.low * each.low, samples.high * each.high)
 
-    rows, engine_hours, devices = whole("rows"), whole("engine_s").times(1 / 3600), pool.gpus or float(threads or 1)
-    acceptance_length = _acceptance_length(results)
+    rows, devices = whole("rows"), pool.gpus or float(threads or 1)
+    # Only rows of the method: those that plain decoding made cost more or less.
+    per_row = sums["engine_s"].sum() / sums["own"].sum()
+    some = drawn["own"] > 0
+    each = _ranged(per_row, drawn["engine_s"][some] / drawn["own"][some], num_groups)
+    engine_hours = Range(rows.value * each.value, rows.low * each.low, rows.high * each.high).times(1 / 3600)
+    acceptance_length = _acceptance_length(own)
     if verdict is not None and engine_hours.value:
         spread = engine_hours.times(1 / engine_hours.value)
         verdict = verdict.with_hours(rows.value, spread, devices, price_per_hour)
@@ -187,42 +204,65 @@ def estimate(
         device="GPU" if pool.gpus else "core",
         device_hours=device_hours,
         wall_hours=engine_hours.times(1 / pool.max_size),
-        output_bytes=whole("bytes").times(_written(results) / max(1.0, sums["bytes"].sum())),
+        output_bytes=whole("bytes").times(_written(results) / max(1.0, sums["bytes"].sum() * pilot.repeats)),
         tokens=whole("tokens"),
         mean_acceptance_length=acceptance_length,
         price_per_hour=price_per_hour,
         cost=None if price_per_hour is None else device_hours.times(price_per_hour),
         verdict=verdict,
         notes=_notes(pilot, results, pool, verdict is not None),
+        interval_of=_interval_of(pilot, num_groups),
     )
 
 
 _KEY = ["source", "row_index"]
 
 
-def _sums(pilot: Pilot, results: pa.Table) -> dict[str, Floats]:
-    """Sum samples, rows, engine seconds, tokens and bytes in memory per span of the pilot (per sample if one span)."""
+def _interval_of(pilot: Pilot, num_groups: int) -> str:
+    spans = len(pilot.tables)
+    return f"{num_groups} of {pilot.num_spans:,} spans" if spans > 1 else f"{num_groups} samples of one span"
+
+
+def _rows_of(results: pa.Table, method: str) -> pa.Table:
+    """Return the rows that a method decoded; all rows if it decoded none."""
+    own = results.filter(pc.equal(results["method"], method))
+    return own if own.num_rows else results
+
+
+def _sums(pilot: Pilot, results: pa.Table, own: pa.Table) -> dict[str, Floats]:
+    """Sum samples, rows, tokens and bytes in memory per span of the pilot (per sample if one span), for one decoding of
+    each sample; and rows and engine seconds of `own`, the rows of one method."""
     spans = [np.full(table.num_rows, span) for span, table in enumerate(pilot.tables)]
     groups = np.concatenate(spans) if len(pilot.tables) > 1 else np.arange(pilot.size)
     samples = pa.concat_tables(table.select(_KEY) for table in pilot.tables).append_column("group", pa.array(groups))
-    telemetry = results["telemetry"]
+    telemetry = own["telemetry"]
     engine_ms = [pc.struct_field(telemetry, phase) for phase in ("prefill_ms", "draft_ms", "verify_ms")]
     rows = pa.table(
         {
             **{name: results[name] for name in _KEY},
-            "rows": pa.repeat(1, results.num_rows),
-            "engine_s": pc.divide(pc.add(pc.add(engine_ms[0], engine_ms[1]), engine_ms[2]), 1000),
+            "rows": pa.repeat(1.0 / pilot.repeats, results.num_rows),
             "tokens": results["num_generated_tokens"],
             "bytes": pa.array(results.slice(row, 1).nbytes for row in range(results.num_rows)),
         }
     )
-    totals = [(name, "sum") for name in ("rows", "engine_s", "tokens", "bytes")]
-    by_group = samples.join(rows, _KEY, join_type="left outer").group_by("group").aggregate(totals)
+    timed = pa.table(
+        {
+            **{name: own[name] for name in _KEY},
+            "own": pa.repeat(1.0, own.num_rows),
+            "engine_s": pc.divide(pc.add(pc.add(engine_ms[0], engine_ms[1]), engine_ms[2]), 1000),
+        }
+    )
     num_groups = len(pilot.tables) if len(pilot.tables) > 1 else pilot.size
     sums = {"samples": np.bincount(groups, minlength=num_groups).astype(float)}
-    for name, _ in totals:
-        sums[name] = np.zeros(num_groups)
-        sums[name][by_group["group"].to_numpy()] = by_group[f"{name}_sum"].fill_null(0).to_numpy()
+    for table in (rows, timed):
+        names = table.column_names[len(_KEY) :]
+        by_group = samples.join(table, _KEY, join_type="left outer").group_by("group")
+        totals = by_group.aggregate([(name, "sum") for name in names])
+        for name in names:
+            sums[name] = np.zeros(num_groups)
+            sums[name][totals["group"].to_numpy()] = totals[f"{name}_sum"].fill_null(0).to_numpy()
+    for name in ("tokens", "bytes"):
+        sums[name] /= pilot.repeats
     return sums
 
 
@@ -266,7 +306,7 @@ def _notes(pilot: Pilot, results: pa.Table, pool: EnginePoolConfig, is_judged: b
         notes.append(
             "pool.slots is auto: a pilot of fewer than 4 rows for each slot leaves some empty, and looks slower"
         )
-    elif results.num_rows < 4 * pool.slots:
+    elif results.num_rows < 4 * pool.slots and not is_judged:
         notes.append(
             f"{results.num_rows} rows do not fill {pool.slots} slots for long, and engines with empty slots are slower "
             f"for each row: a pilot of {4 * pool.slots} or more is closer"

@@ -23,12 +23,12 @@ def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Pilo
     engine; return the results, and the verdict if there were enough rows. The output directory is not touched."""
     pool = pilot_pool(plan.config.pool, torch_threads(plan.config.pool))
     slots = None if pool.slots == "auto" else pool.slots
-    num_rows = pilot.size * (plan.rows_per_sample or 1)
+    num_rows = pilot.size * pilot.repeats * (plan.rows_per_sample or 1)
     method = pilot_method(plan.config.method, slots, num_rows)
     trial = replace(plan, config=plan.config.model_copy(update={"method": method, "pool": pool}))
     with (
         ray_session.session(plan.config.job),
-        open_dataset(trial, build, pilot.datasource, pilot.size, None) as (dataset, waits),
+        open_dataset(trial, build, pilot.datasource, pilot.size * pilot.repeats, None) as (dataset, waits),
     ):
         rows = pa.concat_tables(tables_of(dataset)).combine_chunks()
         total, media_s = waits.total(), stage_seconds(dataset, "decode")

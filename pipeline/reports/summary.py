@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
+from files.plurals import counted
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.media.video import parts
 from pipeline.output.files import partitions_of
@@ -123,6 +124,8 @@ class Summary:
     """Drops and recoveries of the acceptance length in this attempt, as text (`pipeline.reports.drift`)."""
     max_unsaved_seconds: float = 0.0
     """A kill loses at most `max_rows_in_flight` unfinished rows, and the rows finished in these last seconds."""
+    command_s: float = 0.0
+    """Seconds from the start of the command to its summary, which only the terminal shows; 0 if unknown."""
     verdict: JobVerdict = NO_VERDICT
     """The outcome of a finished job (`judge`)."""
 
@@ -164,8 +167,10 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of `_job/summary.json`."""
+        data = asdict(self)
+        del data["command_s"]
         return {
-            **asdict(self),
+            **data,
             "verdict": self.verdict._asdict(),
             "depths": self.depths.to_json(),
             "audit": None if self.audit is None else loss.to_json(self.audit, self.losses),
@@ -234,6 +239,16 @@ class Summary:
         self.verdict = outcome.judge(self.num_samples, self.errors_by_type, self.error_examples, max_error_share)
         return self.verdict
 
+    @property
+    def num_truncated(self) -> int:
+        """Rows whose text ends at the maximum number of tokens."""
+        return self.by_status.get("truncated", 0)
+
+    def _wall_time(self) -> str:
+        if not self.command_s:
+            return f"{self.wall_s:.1f} s"
+        return f"{self.command_s:.1f} s, of which {self.wall_s:.1f} s from the first task to the last file"
+
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary as lines of (label, value)."""
         total_ms = max(self.engine_s * 1000, 1e-9)
@@ -241,10 +256,10 @@ class Summary:
         split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
         lines = [
             ("method", f"{self.method} ({self.verify_mode})"),
-            ("samples", f"{self.num_samples:,} ({listing(self.by_status)})"),
+            ("rows", f"{self.num_samples:,} ({listing(self.by_status)})"),
             ("errors", listing(self.errors_by_type) or "none"),
-            ("wall time", f"{self.wall_s:.1f} s"),
-            ("samples/s", f"{self.samples_per_s:.2f}"),
+            ("wall time", self._wall_time()),
+            ("rows/s", f"{self.samples_per_s:.2f}"),
             ("tokens/s", f"{self.tokens_per_s:,.0f}"),
             ("tokens/engine s", f"{self.tokens_per_engine_s:,.0f}"),
             ("tokens", f"{self.num_generated_tokens:,} in {self.num_steps:,} steps"),
@@ -254,6 +269,9 @@ class Summary:
         ]
         if len(self.by_method) > 1 or self.waits.choices:
             lines[1:1] = [("decoded by", listing(self.by_method)), *trial_lines(self.waits.choices)]
+        if self.num_truncated:
+            share = 100 * self.num_truncated / self.num_samples
+            lines.insert(2, ("truncated", f"{share:.1f} % of all rows reached sampling.max_new_tokens; raise it"))
         if self.limited:
             lines.insert(2, ("limited", self.limited))
         if self.skipped_files:
@@ -278,7 +296,7 @@ class Summary:
             lines.append((f"  position {position}", f"{'█' * filled}{'·' * (BAR_WIDTH - filled)} {share:.2f}"))
         lines += self.depths.lines()
         if self.attempt > 1:
-            lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
+            lines.insert(1, ("attempt", f"{self.attempt}, which made {counted(self.num_made, 'row')}"))
         lines += [("acceptance drift", text) for text in self.drifts[:MAX_DRIFTS_SHOWN]]
         if len(self.drifts) > MAX_DRIFTS_SHOWN:
             lines.append(("  and more", f"{len(self.drifts) - MAX_DRIFTS_SHOWN} further changes are in the report"))

@@ -47,6 +47,36 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of the container that this process runs in."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        try:
+            with open(path, encoding="ascii") as file:
+                there = min(there, int(file.read()))
+        except (OSError, ValueError):  # no such limit, or `max`
+            continue
+    return there
+
+
+def gpu_memory_bytes() -> list[int]:
+    """Return the memory of each visible NVIDIA GPU, without starting CUDA; empty if the driver does not say."""
+    from ray._private.thirdparty import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no driver, or one without this interface
+        return []
+
+
 def num_listed(ids: str) -> int:
     """Return the number of devices in a list such as `0,1`; CUDA ignores a negative one and all that follow it."""
     number = 0

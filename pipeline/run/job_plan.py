@@ -184,6 +184,11 @@ class JobPlan(ABC):
         return None
 
     @property
+    def warning(self) -> str:
+        """One line about results that the user may take for something else; empty if there is none."""
+        return ""
+
+    @property
     def identified(self) -> CaptionJobConfig | SynthesizeJobConfig:
         """The configuration that identifies the job."""
         return self.config

@@ -17,6 +17,7 @@ from configs.acceptance import AuditConfig
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
 from files.external_code import is_external
+from files.installation import is_shipped
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
 from pipeline.formats import FAULT
@@ -31,11 +32,12 @@ from pipeline.prompts.conversations import text_of_messages
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, ResultRow, Shown
 from pipeline.reports.summary import NO_WAITS, Summary
+from pipeline.resources.request_checks import check_memory, check_requests
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import job_schema
 from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
-from pipeline.run.plan_checks import check_audit, check_checks, check_models, open_output
+from pipeline.run.plan_checks import check_audit, check_checks, check_models, open_output, runs_here
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_prior_state
 from pipeline.storage.shard import WHOLE, Shard
@@ -43,6 +45,12 @@ from pipeline.storage.shard import WHOLE, Shard
 if TYPE_CHECKING:
     from actors.loading.pair import TextPairInfo
 
+TRIAL_PAIR = (
+    "the shipped models were trained on drawn scenes: their captions of other images are wrong; for photographs, take "
+    "a pretrained target, as configs/jobs/caption_folder.yaml does"
+)
+DEMO_SOURCE = "demo/source"
+"""Part of the paths of the scenes that `make demo` writes."""
 PICTURES_AT_ONCE = 8
 """Samples that are read and decoded together for the report; bounds its memory."""
 
@@ -58,6 +66,12 @@ class Plan(JobPlan):
     @property
     def audit(self) -> AuditConfig | None:
         return self.config.active_audit
+
+    @property
+    def warning(self) -> str:
+        reads_media = self.config.reads_images or self.config.reads_videos
+        is_own = not any(DEMO_SOURCE in path for path in self.config.source.paths)
+        return TRIAL_PAIR if reads_media and is_own and is_shipped(self.config.model.target.path) else ""
 
     @property
     def identified(self) -> CaptionJobConfig:
@@ -161,7 +175,10 @@ def make_plan(
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
     resources = resolve(config, config.job)
-    config, pair = check_models(resources.apply(config))
+    config = resources.apply(config)
+    check_requests(config)
+    check_memory(config, runs_here(config))
+    config, pair = check_models(config)
     check_contracts(config.method.places)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job if runs else None) as workers:
@@ -203,5 +220,5 @@ def check_plan(plan: JobPlan, probe_output: bool) -> None:
     """Raise ConfigError if there are no samples, or the output cannot be written; a shard may have no samples."""
     if not plan.datasource.planned and plan.output.shard == WHOLE:
         raise ConfigError("source.path: the files hold no samples")
-    if probe_output:
+    if probe_output or not plan.output.is_local:  # a store only says by a put whether it can be written
         plan.output.check_writable()

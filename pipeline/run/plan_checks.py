@@ -18,6 +18,7 @@ from configs.source import SourceConfig
 from configs.synthesis import SynthesizeJobConfig
 from pipeline.cluster import ray_session
 from pipeline.manifest.overlap import refuse_overlap
+from pipeline.output.sink_folder import refuse_foreign_files, refuse_unusable
 from pipeline.reports import loss
 from pipeline.run.processing import check_processing
 from pipeline.storage import access, checkpoints
@@ -88,7 +89,7 @@ def open_output(config: CaptionJobConfig | SynthesizeJobConfig, shard: Shard = W
 
     Raises:
         ConfigError: a path is relative although the job does not run in this folder, one of output and source contains
-            the other, a store cannot be used, or the output holds other files.
+            the other, a store cannot be used, or the output is a file, is not writable or holds other files.
     """
     if not runs_here(config):
         submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
@@ -101,8 +102,11 @@ def open_output(config: CaptionJobConfig | SynthesizeJobConfig, shard: Shard = W
     check_stores("sink.path", [output.url])
     refuse_overlap(config.source, output.url)
     with access.refusals("sink.path", output.url):
+        whole = replace(output, shard=WHOLE)
+        refuse_unusable(whole)
         if not output.is_begun():
-            replace(output, shard=WHOLE).refuse_if_used()
+            whole.refuse_if_used()
+            refuse_foreign_files(whole)
     return output
 
 

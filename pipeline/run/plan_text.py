@@ -10,8 +10,11 @@ from actors.auto.trial import block_rows
 from actors.generate import render_prompt
 from actors.results import RowRefused
 from configs.drafters import NoDrafterConfig
+from configs.load import ConfigError
 from configs.method import AutoMethodConfig, MethodConfig
 from configs.pool import ActorPoolConfig, EnginePoolConfig
+from files.plurals import counted
+from pipeline.rows.schemas import ERROR_ADVICE
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.plan import Plan
 from pipeline.storage import access
@@ -19,8 +22,10 @@ from pipeline.storage.first_touch import bounded
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.shard import WHOLE
 
+MAX_PROBLEMS = 2
+"""Refused rows that a message quotes."""
 NUM_ROWS_LOOKED_AT = 20
-FIRST_ROWS_S = 20.0
+FIRST_ROWS_S = 6.0
 """Longest time to read and decode them."""
 
 
@@ -50,6 +55,7 @@ def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
         **lines,
         **({"code": ", ".join(plan.external.values())} if plan.external else {}),
         **({"gpus": text} if (text := plan.resources.line()) else {}),
+        **({"warning": plan.warning} if plan.warning else {}),
         "output": f"{plan.output.shown()} (data/, errors/, _job/)",
         **({"kept": ", ".join(keep)} if keep else {}),
     }
@@ -60,7 +66,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     """Return the lines (label → value) about the job and its source."""
     config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
-    rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
+    rows = "an unknown number of rows" if num_samples is None else counted(num_samples, "row")
     if plan.prior is not None:
         rows += " left to do"
     if plan.limit is not None:
@@ -68,8 +74,8 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     return {
         "job": f"{plan.identity.job_id}, seed {config.job.seed}",
         **({} if plan.output.shard == WHOLE else {"shard": f"{plan.output.shard}"}),
-        "source": f"{config.source.kind} {access.shown(manifest.root)}: {manifest.num_files:,} files, "
-        f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
+        "source": f"{config.source.kind} {access.shown(manifest.root)}: {counted(manifest.num_files, 'file')}, "
+        f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {counted(plan.datasource.num_spans, 'span')}",
         **({"skipped": describe_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),
     }
 
@@ -111,7 +117,8 @@ def _method(method: MethodConfig) -> str:
 
 
 def first_prompt(plan: Plan) -> str:
-    """Return the first rendered prompt with its sample's id; the errors if none of the first rows can be rendered."""
+    """Return the first rendered prompt with its sample's id. Raises ConfigError if none of the first rows can be
+    used."""
     columns = ["sample_id", "messages", "error_type", "error_message"]
 
     def read() -> Iterator[dict[str, Any]]:
@@ -127,8 +134,8 @@ def num_shown(plan: JobPlan) -> int:
 
 
 def first_usable(read: Callable[[], Iterable[dict[str, Any]]], show: Callable[[dict[str, Any]], str]) -> str:
-    """Return the first row without an error, formatted by `show`; the errors if all rows have one. Hosts of images may
-    not answer, so it takes at most `FIRST_ROWS_S`."""
+    """Return the first row without an error, formatted by `show`. Hosts of images may not answer, so it takes at most
+    `FIRST_ROWS_S`. Raises ConfigError if all of the first rows have an error."""
     try:
         return bounded(lambda: _first_usable(read(), show), FIRST_ROWS_S)
     except TimeoutError:
@@ -136,7 +143,7 @@ def first_usable(read: Callable[[], Iterable[dict[str, Any]]], show: Callable[[d
 
 
 def _first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
-    problems = []
+    problems, codes = [], []
     for row in rows:
         code, message = row["error_type"], row["error_message"]
         if not code:
@@ -144,5 +151,11 @@ def _first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]
                 return f"first prompt ({row['sample_id']}):\n{show(row)}"
             except RowRefused as error:
                 code, message = error.code, str(error)
-        problems.append(f"  {row['sample_id']}: {code}: {message}")
-    return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])
+        problems.append(f"{row['sample_id']}: {code}: {message}")
+        codes.append(code)
+    if not problems:
+        return "no row was read"
+    advice = dict.fromkeys(ERROR_ADVICE[code] for code in codes if code in ERROR_ADVICE)
+    which = "the only row cannot" if len(problems) == 1 else f"none of the first {len(problems)} rows can"
+    reasons = "; ".join([*problems[:MAX_PROBLEMS], *advice])
+    raise ConfigError(f"source.path: {which} be used: {reasons}")

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
+from files.plurals import counted
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.manifest import spans
 from pipeline.manifest.done_bitmap import DoneBitmap, Ints
@@ -223,10 +224,11 @@ def resume_lines(plan: JobPlan) -> list[str]:
     if plan.prior is None:
         return []
     strange = plan.prior.inventory.strange
-    num_missing = spans.num_missing(plan.datasource.planned, plan.prior.done)
+    num_missing, num_done = spans.num_missing(plan.datasource.planned, plan.prior.done), len(plan.prior.done)
     rest = "an unknown number" if num_missing is None else f"{num_missing:,}"
     return [
-        f"resuming: {len(plan.prior.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
+        f"resuming: {counted(num_done, 'sample')} {'is' if num_done == 1 else 'are'} done, {rest} missing, "
+        f"{counted(len(strange), 'file')} set aside",
         *(access.printable(f"  set aside: {file.relative}: {file.problem}") for file in strange[:10]),
         plan.prior.verified.line(),
     ]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
+from files.plurals import counted
 from models.loading.names import is_plain_name
 from models.loading.weight_headers import HeaderError, HeaderTooLarge, header_bytes, parse_header
 from pipeline.storage import access, listing
@@ -273,7 +274,7 @@ def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
     """Return a function that counts downloaded bytes and prints progress, and with a folder the last line."""
     url, num_done = access.shown(checkpoint.url), 0
     began_s = shown_s = time.monotonic()
-    print(f"fetching {url}: {len(checkpoint.files)} files, {_gb(checkpoint.num_bytes)}", flush=True)
+    print(f"fetching {url}: {counted(len(checkpoint.files), 'file')}, {_gb(checkpoint.num_bytes)}", flush=True)
 
     def show(num_bytes: int, folder: Path | None = None) -> None:
         nonlocal num_done, shown_s

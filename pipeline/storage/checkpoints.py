@@ -22,6 +22,7 @@ from configs.section import Section
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
 from files.installation import IS_INSTALLED, SHIPPED_MODELS, shipped_model, shipped_models
+from files.plurals import counted
 from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
 from pipeline.storage.first_touch import bounded, check_stores
@@ -182,7 +183,8 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
 
 def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
     path = access.shown(site.section.path)
-    print(f"weights  {site.where}: {path}, {num_files} files, {num_bytes / 1e9:,.3f} GB, revision {revision}")
+    size = f"{counted(num_files, 'file')}, {num_bytes / 1e9:,.3f} GB"
+    print(f"weights  {site.where}: {path}, {size}, revision {revision}")
 
 
 def _query_hub(site: Site) -> str | None:

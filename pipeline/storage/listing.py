@@ -58,9 +58,14 @@ class Skipped:
         self.counts[label] += 1
 
 
+def _singular(label: str) -> str:
+    return label.replace("files ", "file ", 1).replace(" begin ", " begins ", 1)
+
+
 def describe_skipped(counts: Mapping[str, int], kind: str) -> str:
     """Format the counts for messages, the most frequent first."""
-    parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))]
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    parts = [f"{count:,} {label if count > 1 else _singular(label)}" for label, count in ordered]
     return f"{', '.join(parts)} (source.kind {kind!r} does not read them)"
 
 

@@ -66,6 +66,10 @@ class Folder(Protocol):
     def remove(self, relative: str) -> None: ...
 
 
+CANNOT_WRITE = "cannot be written"
+"""Beginning of the problem of a store that refuses a file."""
+
+
 def problem_of_store(output: Folder, probe: str) -> str:
     """Write, create again, read and remove the file `probe`; return why the store cannot be used, empty if it can."""
     # fsspec's default implementation of an exclusive create looks first and then writes.
@@ -87,7 +91,7 @@ def problem_of_store(output: Folder, probe: str) -> str:
         finally:
             output.remove(probe)
     except Exception as error:  # drivers raise errors of no common class
-        return f"cannot be written: {access.reason_of(error)}"
+        return f"{CANNOT_WRITE}: {access.reason_of(error)}"
     if not creates_once:
         return (
             "has no conditional put: a file could be created twice with other content, so two attempts could both "

@@ -19,12 +19,13 @@ from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile, parse_json, pro
 from pipeline.storage.digests import DIGESTS, OTHER_BYTES, Digest, digest_name, parse_digests
 from pipeline.storage.folders import FolderId, open_folder, sync, temporary_file
 from pipeline.storage.listing import of_info
-from pipeline.storage.objects import problem_of_store
+from pipeline.storage.objects import CANNOT_WRITE, problem_of_store
 from pipeline.storage.retries import retried
 from pipeline.storage.shard import WHOLE, Shard
 
 DATA, ERRORS, JOB = "data", "errors", "_job"
 ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
+_MAY_WRITE = "; choose another path, or give this user permission to write there"
 _PROBE = "_job/.probe"
 CONTENT = "_job/content.json"
 """The settings that determine the content of an output with shards."""
@@ -114,7 +115,7 @@ class OutputDir:
         """Check by a small probe file that files can be written and that the store supports puts that fail if an object
         exists; otherwise two drivers could publish the same rows. ConfigError with the reason if not."""
         if reason := problem_of_store(self, f"{_PROBE}-{secrets.token_hex(8)}"):
-            raise self._refusal(reason)
+            raise self._refusal(f"{reason}{_MAY_WRITE if reason.startswith(CANNOT_WRITE) else ''}")
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"sink.path: {self.shown()} {reason}")

@@ -36,7 +36,7 @@ class ImageSummary(Summary):
         return super().to_json() | rates
 
     def lines(self) -> list[tuple[str, str]]:
-        renamed = {"samples": "images", "samples/s": "images/s"}
+        renamed = {"rows": "images", "rows/s": "images/s"}
         lines = [(renamed.get(label, label), value) for label, value in super().lines()]
         index = [label for label, _ in lines].index("engine time")
         lines.insert(index, ("tokens/forward", f"{self.tokens_per_forward:.2f}"))

@@ -16,6 +16,7 @@ from configs.load import ConfigError
 from configs.source import JobOutputConfig, SourceConfig, with_older
 from configs.training import TrainDrafterJobConfig
 from pipeline.manifest.overlap import refuse_overlap
+from pipeline.output.sink_folder import refuse_unusable
 from pipeline.run.resume import flatten
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
@@ -28,32 +29,58 @@ DONE = "training.json"
 def claim_output(job: TrainDrafterJobConfig, inputs: Inputs, target_revision: str) -> OutputDir:
     """Open an empty output folder, or one in which the same run has started; raise ConfigError for any other folder. A
     new run of a `job_output` stores its answers in it."""
+    with _usable(job):
+        output = _open(job, inputs)
+        record = {"config": job.resolved(), "target_revision": target_revision}
+        if _is_begun(job, inputs, output, record):
+            return output
+        record["source"] = inputs.begun(output).describe()
+        output.write_json(RUN, record)
+    return output
+
+
+def check_folder(job: TrainDrafterJobConfig, inputs: Inputs, target_revision: str) -> None:
+    """Raise ConfigError if `claim_output` would refuse the output folder. Writes nothing."""
+    with _usable(job):
+        output = _open(job, inputs)
+        _is_begun(job, inputs, output, {"config": job.resolved(), "target_revision": target_revision})
+        refuse_unusable(output, "output.path")
+
+
+def _open(job: TrainDrafterJobConfig, inputs: Inputs) -> OutputDir:
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
     head = os.path.abspath(os.path.expanduser(job.output.path))
     refuse_overlap(job.source, head, "output.path")
     if isinstance(job.source, JobOutputConfig):
         refuse_overlap(inputs.source, head, "output.path")
-    record = {"config": job.resolved(), "target_revision": target_revision}
+    return OutputDir(str(Path(job.output.path).expanduser().resolve()))
+
+
+def _is_begun(job: TrainDrafterJobConfig, inputs: Inputs, output: OutputDir, record: dict[str, Any]) -> bool:
+    """Return whether the run of this record has started in the folder; raise ConfigError if another one has, or the
+    folder holds other files."""
+    folder = Path(output.path("").rstrip("/"))
+    if (folder / DONE).exists():
+        raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
+    if (folder / RUN).exists():
+        _check_same(folder, json.loads(json.dumps({**record, "source": inputs.resumed(output).describe()})))
+        return True
+    if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
+        raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
+    return False
+
+
+@contextmanager
+def _usable(job: TrainDrafterJobConfig) -> Iterator[None]:
+    """Convert errors of the output folder to ConfigError inside the block."""
     try:
-        folder = Path(job.output.path).expanduser().resolve()
-        output = OutputDir(str(folder))
-        if (folder / DONE).exists():
-            raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
-        if (folder / RUN).exists():
-            record["source"] = inputs.resumed(output).describe()
-            _check_same(folder, json.loads(json.dumps(record)))
-            return output
-        if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
-            raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
-        record["source"] = inputs.begun(output).describe()
-        output.write_json(RUN, record)
+        yield
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have, or a torn record
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}") from None
-    return output
 
 
 def _check_same(folder: Path, record: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from actors.losses import Loss, loss_of
 from actors.margins import Margins
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJobConfig
+from files.plurals import counted
 from pipeline.cluster import ray_session
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output import checksums
@@ -110,7 +111,8 @@ class Verification:
         if prepared.repeated:
             lines.append(f"repeated     {len(prepared.repeated):,} ids have several rows: {_first(prepared.repeated)}")
         if prepared.damaged:
-            lines.append(f"damaged      {len(prepared.damaged):,} files (jobs.check): {_first(prepared.damaged)}")
+            files = counted(len(prepared.damaged), "file")
+            lines.append(f"damaged      {files} (jobs.check): {_first(prepared.damaged)}")
         if counts["by_text"]:
             lines.append(f"by text      {counts['by_text']:,} rows have no stored tokens (sink.keep_tokens)")
         if prepared.inexact:

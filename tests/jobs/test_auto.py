@@ -38,8 +38,8 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
     auto = ["--config", str(ROOT / "configs/jobs/demo_auto.yaml"), *paths, "method.auto.max_rounds=1", "pool.slots=2"]
     assert caption.main([*auto, f"sink.path={tmp_path}/auto", "--dry-run"]) == 0
     output = capsys.readouterr().out
-    assert "each engine tries 4 methods on its first rows" in output
-    assert "after 4 blocks of 16 rows or more (64) or sooner; all rows are results" in output
+    assert "each engine tries 3 methods on its first rows" in output
+    assert "after 3 blocks of 16 rows or more (48) or sooner; all rows are results" in output
     assert "chain-6 drafter model, tree chain length=6, acceptance exact" in output
     assert not (tmp_path / "auto").exists()
     assert caption.main([*auto, f"sink.path={tmp_path}/auto"]) == 0
@@ -47,18 +47,18 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
     assert {key: row["generated_text"] for key, row in rows.items()} == {
         key: row["generated_text"] for key, row in expected.items()
     }
-    assert {row["method"] for row in rows.values()} == {"plain", "chain-3", "chain-6", "lookup"}
+    assert {row["method"] for row in rows.values()} == {"plain", "chain-3", "chain-6"}
     assert {row["verify_mode"] for row in rows.values()} == {"lossless"}
     drafter_id = next(row["drafter_id"] for row in rows.values() if row["method"] == "chain-3")
     assert drafter_id.startswith(str(PAIR / "caption_drafter"))
     for row in rows.values():
-        depth = {"plain": 0, "chain-3": 3, "chain-6": 6, "lookup": 3}[row["method"]]
+        depth = {"plain": 0, "chain-3": 3, "chain-6": 6}[row["method"]]
         assert len(row["telemetry"]["acceptance_histogram"]) == depth + 1
         assert row["drafter_id"] == (drafter_id if row["method"].startswith("chain") else "")
     summary = json.loads((tmp_path / "auto/_job/summary.json").read_text())
     [choice] = summary["waits"]["choices"]
     assert choice["reason"] == "first rows"
-    assert {candidate["method"] for candidate in choice["standings"]} == {"plain", "chain-3", "chain-6", "lookup"}
+    assert {candidate["method"] for candidate in choice["standings"]} == {"plain", "chain-3", "chain-6"}
     assert [candidate["note"] for candidate in choice["standings"] if candidate["method"] == choice["method"]] == [
         "chosen"
     ]

@@ -165,7 +165,7 @@ def test_a_limited_run_takes_the_first_samples_and_shows_all_of_them_in_its_repo
     assert "not_an_image" in page
     assert '<span class="badge ok">done</span>' in page
     output = capsys.readouterr().out
-    assert "samples" in output
+    assert "rows/s" in output
     assert "acceptance length" in output
     assert "run it again  python -m jobs.caption --config" in output
     assert "--limit 20 sink.path=NEW" in output

@@ -37,7 +37,7 @@ def test_an_undamaged_output_is_complete_without_problems(
     assert len(verified) == 1
     assert re.fullmatch(r"verified \d files by SHA-256: \S+ MB in \S+ s(, \S+ MB/s)?; 0 damaged", verified[0])
     assert [line for line in output if line not in verified] == [
-        "manifest  1 files, 30 samples",
+        "manifest  1 file, 30 samples",
         "rows      29 in data/, 1 in errors/",
         "missing   0",
         "waiting   0",

@@ -27,7 +27,7 @@ def test_the_command_exports_and_names_the_numbers(tmp_path, capsys) -> None:
     image_job(tmp_path, NAMES)
     arguments = ["--from", str(tmp_path / "out"), "--config", config_file(tmp_path, {"kind": "sidecars"})]
     assert command_of_exports.main(arguments) == DONE
-    assert "2 rows written; 1 files or shards, 0 before" in capsys.readouterr().out
+    assert "2 rows written; 1 file or shard, 0 before" in capsys.readouterr().out
     assert command_of_exports.main(arguments) == DONE
     assert "0 rows written; 0 files or shards, 1 before" in capsys.readouterr().out
 
@@ -79,7 +79,7 @@ def test_a_job_exports_at_its_end_and_a_finished_one_exports_what_is_missing(tmp
     run(config)
     (tmp_path / "out/_job/summary.json").write_text("{}")
     lines = caption.export(plan_of(config))
-    assert [line.split(":")[1] for line in lines] == [" 2 rows written; 1 files or shards, 0 before"] * 2
+    assert [line.split(":")[1] for line in lines] == [" 2 rows written; 1 file or shard, 0 before"] * 2
     assert sorted(path.name for path in (tmp_path / "in").glob("*.txt")) == ["a.txt", "b.txt"]
     # The command of a finished job exports as well: an earlier one may have been killed before it did.
     for path in (*(tmp_path / "in").glob("*.txt"), *(tmp_path / "out").glob("_job/exports/side*/done/*")):

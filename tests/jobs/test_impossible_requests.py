@@ -48,6 +48,7 @@ def captions(tmp_path: Path) -> list[str]:
         "source": {"kind": "text", "path": str(tmp_path / "in")},
         "prompt": "{text}",
         "model": {"target": {"path": str(ZOO / "text_target")}},
+        "sampling": {"max_new_tokens": 16},
         "pool": {"slots": 4, "max_context_tokens": 128},
         "sink": {"path": str(tmp_path / "out")},
         "job": {"progress": False},
@@ -124,7 +125,25 @@ def test_the_job_file_for_own_folders_needs_no_gpu(tmp_path: Path, capsys: pytes
     own = [f"source.path={tmp_path}/pictures", f"sink.path={tmp_path}/out", "--limit", "20"]
     job = ["--config", str(ROOT / "configs/jobs/caption_folder.yaml")]
     assert caption.main([*job, *own, *models, "--dry-run"]) == caption.DONE
-    assert "pool.num_gpus 0 (auto): this machine has no GPU; models run on the CPU" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "pool.num_gpus 0 (auto): this machine has no GPU; models run on the CPU" in out
+    assert "\nwarning  the shipped models were trained on drawn scenes: their captions of other images are" in out
+
+
+def test_only_images_of_users_that_shipped_models_describe_have_a_warning(
+    captions: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert caption.main([*captions, "--dry-run"]) == caption.DONE, "text"
+    scenes = tmp_path / "demo/source/pictures"
+    scenes.mkdir(parents=True)
+    (scenes / "a.png").write_bytes(next((ROOT / "docs").rglob("*.png")).read_bytes())
+    own = ["--config", "demo_folder", f"source.path={scenes}", f"sink.path={tmp_path}/out", "--dry-run"]
+    assert caption.main(own) == caption.DONE, "scenes of the demo"
+    assert "warning" not in capsys.readouterr().out
+    scenes.rename(tmp_path / "pictures")
+    own[2] = f"source.path={tmp_path}/pictures"
+    assert caption.main(own) == caption.DONE
+    assert capsys.readouterr().out.count("warning  the shipped models") == 1
 
 
 @pytest.mark.parametrize(

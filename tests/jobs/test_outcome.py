@@ -87,7 +87,7 @@ def test_the_status_of_a_job_is_that_of_its_rows_also_if_nothing_is_missing(
     num_rows: int, num_good: int, job: dict[str, Any], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", str(job_file(tmp_path, num_rows, **job))]
-    for message in (f"samples       {num_rows}", "nothing is missing in"):
+    for message in (f"rows          {num_rows}", "nothing is missing in"):
         assert command(all_but(num_good)).main(arguments) == status
         output = capsys.readouterr()
         assert message.split()[0] in output.out

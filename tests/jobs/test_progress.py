@@ -5,27 +5,80 @@ from __future__ import annotations
 import io
 import json
 import random
+from collections import deque
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from actors.events import Events
 from actors.results import Stamp
 from pipeline.reports import progress
-from pipeline.reports.progress import Counts, bar, open_progress, progress_line
+from pipeline.reports.pace import Pace, duration, left_text
+from pipeline.reports.progress import Counts, Look, bar, fitted, open_progress, percent, phase_line, progress_line
 from pipeline.rows.schemas import result_schema
+from tests import waiting
 from tests.pipeline.reports.synthetic_job import result_row
 
 
-def test_a_line_holds_rows_rates_and_the_acceptance_length() -> None:
-    line = progress_line(Counts(num_rows=50, num_tokens=6000, num_steps=1000, num_accepted=2500), 200, 4.0)
-    assert line == "50 of 200 rows, 12.5 rows/s, 1,500 tokens/s, acceptance length 3.50"
+def test_a_line_holds_rows_rates_times_and_errors() -> None:
+    pace = Pace()
+    for second in range(5):
+        pace.add(float(second), 10 * second + 10)
+    counts = Counts(num_rows=50, num_errors=3, num_tokens=6000, num_steps=1000, num_accepted=2500)
+    seen = Look(counts, {"broken_image": 1, "not_an_image": 2})
+    assert progress_line(seen, 200, 4.0, pace) == (
+        "50 of 200 rows (25 %), 12.5 rows/s (10.0 in the last minute), 1,500 tokens/s, acceptance length 3.50, "
+        "4 s elapsed, 15 s left, 3 failed (2 not_an_image, 1 broken_image)"
+    )
 
 
 def test_a_line_without_total_or_drafts_leaves_them_out() -> None:
-    assert (
-        progress_line(Counts(num_rows=4, num_tokens=40, num_steps=40), None, 2.0) == "4 rows, 2.0 rows/s, 20 tokens/s"
-    )
+    seen = Look(Counts(num_rows=4, num_tokens=40, num_steps=40))
+    assert progress_line(seen, None, 2.0) == "4 rows, 2.0 rows/s, 20 tokens/s, 2 s elapsed"
+
+
+def test_the_time_that_is_left_has_a_range_that_holds_it() -> None:
+    generator, held = np.random.default_rng(3), 0
+    for _ in range(50):
+        pace, rows = Pace(), 0
+        for second in range(1, 61):
+            rows += int(generator.poisson(20))
+            pace.add(float(second), rows)
+        left = pace.left_s(rows + 20_000)
+        assert left is not None
+        held += left[0] <= 1000.0 <= left[1]
+        assert left[0] < left[1]
+    assert held >= 42
+
+
+def test_the_pace_is_that_of_the_last_minute() -> None:
+    pace = Pace()
+    for second in range(200):
+        pace.add(float(second), min(second, 100) * 10)
+    assert pace.rows_per_s == 0.0
+    assert pace.left_s(5000) is None
+    assert Pace().rows_per_s is None
+    slow = Pace(deque([(0.0, 1), (1.0, 1), (2.0, 1), (3.0, 50)]))
+    assert left_text(slow.left_s(100)).startswith("at least ")
+
+
+def test_durations_have_two_units_at_most() -> None:
+    texts = [duration(seconds) for seconds in (0.4, 59, 60, 200, 3599, 7500, 7200, 200_000)]
+    assert texts == ["0 s", "59 s", "1 min", "3 min 20 s", "60 min", "2 h 5 min", "2 h", "2.3 days"]
+
+
+def test_phases_are_those_of_most_engines_and_a_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert phase_line(()) == ""
+    assert phase_line(("loading weights (1.2 GB)",)) == "loading weights (1.2 GB)"
+    assert phase_line(("a", "b", "b")) == "b (2 of 3 engines)"
+    monkeypatch.setenv("COLUMNS", "20")
+    assert fitted("x" * 19) == "x" * 19
+    assert fitted("x" * 40) == "x" * 18 + "…"
+
+
+def test_all_rows_and_no_fewer_are_a_hundred_percent() -> None:
+    assert [percent(rows, 3000) for rows in (0, 2999, 3000, 3001)] == [0.0, 99.9, 100.0, 100.0]
 
 
 def test_the_bar_fills_with_the_rows_and_never_overflows() -> None:
@@ -54,7 +107,11 @@ def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(progress, "TERMINAL_INTERVAL_S", 0.01)
     stream = Terminal()
+    monkeypatch.setenv("COLUMNS", "200")
     with open_progress(2, stream=stream) as client:
+        client.phase("an engine", "loading weights (5 MB)")
+        waiting.until(lambda: "loading weights (5 MB), " in stream.getvalue())
+        client.phase("an engine", "")
         client(batch(2, 20, 10, 0))
     drawn = stream.getvalue()
     assert drawn.count("\n") == 1
@@ -71,4 +128,6 @@ def test_a_job_whose_log_is_json_gets_its_progress_as_json() -> None:
         # The last look is taken when the block ends; both calls go to one actor, in order.
     (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
     assert (line["event"], line["job_id"], line["attempt"], line["total_rows"]) == ("progress", "j", 2, 10)
+    assert (line["percent"], line["errors"], line["phase"]) == (40.0, {}, "")
+    assert line["elapsed_s"] >= 0
     assert (line["num_rows"], line["num_tokens"], line["num_steps"], line["num_accepted"]) == (4, 40, 8, 2)

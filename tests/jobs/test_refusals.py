@@ -236,8 +236,8 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
 ) -> None:
     assert caption.main(["--config", str(job_file), "--dry-run"]) == 0
     output = capsys.readouterr().out
-    assert "1 files" in output
-    assert "2 rows, 1 spans" in output
+    assert "1 file, " in output
+    assert "2 rows, 1 span" in output
     assert "model+chain+exact (lossless): drafter model, tree chain length=5, acceptance exact" in output
     assert "1 × 4 slots on CPU" in output
     assert f"{tmp_path}/out" in output
@@ -245,9 +245,9 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_reports_that_no_row_can_be_used(
+def test_a_dry_run_refuses_a_source_of_which_no_row_can_be_used(
     job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pq.write_table(pa.table({"image": [b"no image"], "question": ["?"], "n": [1]}), tmp_path / "source/rows.parquet")
-    assert caption.main(["--config", str(job_file), "--dry-run"]) == 0
-    assert "none of the first 1 rows can be used:\n  rows.parquet#0: not_an_image" in capsys.readouterr().out
+    assert caption.main(["--config", str(job_file), "--dry-run"]) == 2
+    assert "source.path: the only row cannot be used: rows.parquet#0: not_an_image" in capsys.readouterr().err

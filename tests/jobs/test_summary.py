@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +14,9 @@ from actors.results import CandidateResult, TrialResult, result_values, telemetr
 from actors.serving.engine_thread import Waits
 from decoding.errors import failed
 from decoding.types import Completion, Telemetry
+from files.plurals import counted
+from jobs.terminal.clock import command_start
+from jobs.terminal.refusals import RED, RESET, print_failure
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
 from pipeline.reports import summary, trials
@@ -87,7 +92,7 @@ def test_the_acceptance_length_counts_the_bonus_token_over_all_steps(output: Out
 
 def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> None:
     text = summary.show(summary.count(output, summary.Summary("job", "chain", "lossless", 2.0)))
-    assert "samples            6 (3 error, 2 success, 1 truncated)" in text
+    assert "rows               6 (3 error, 2 success, 1 truncated)" in text
     assert "errors             2 not_an_image, 1 broken_image" in text
     assert "engine time        prefill 10 %, draft 20 %, verify 70 %" in text
     assert "  position 2       ███████████████··············· 0.50" in text
@@ -146,7 +151,7 @@ def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: P
     totals = summary.count(directory, summary.Summary("job", "chain", "lossless", 2.0))
     assert (totals.num_samples, totals.num_made, totals.num_tokens_made) == (5, 1, 3)
     assert (totals.samples_per_s, totals.tokens_per_s) == (0.5, 1.5)
-    assert "attempt            2, which made 1 rows" in summary.show(totals)
+    assert "attempt            2, which made 1 row" in summary.show(totals)
 
 
 def test_trials_are_shown_with_the_interval_and_outcome_of_each_method(tmp_path: Path) -> None:
@@ -176,3 +181,47 @@ def test_trials_are_shown_with_the_interval_and_outcome_of_each_method(tmp_path:
     early = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0))
     assert ("kept", "none yet: no engine had rows enough to choose") in early.lines()
     assert summary.combine([totals, early]).by_method == {"chain": 8, "plain": 4}
+
+
+def test_truncated_rows_name_the_option_to_raise(output: OutputDir) -> None:
+    totals = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
+    assert dict(totals.lines())["truncated"] == "16.7 % of all rows reached sampling.max_new_tokens; raise it"
+    totals.by_status = {"success": 6}
+    assert "truncated" not in dict(totals.lines())
+
+
+def test_the_wall_time_of_a_command_is_that_of_its_user() -> None:
+    totals = summary.Summary("job", "chain", "lossless", 2.0)
+    assert dict(totals.lines())["wall time"] == "2.0 s"
+    totals.command_s = 7.5
+    assert dict(totals.lines())["wall time"] == "7.5 s, of which 2.0 s from the first task to the last file"
+    assert "command_s" not in totals.to_json()
+
+
+def test_a_command_begins_with_its_process() -> None:
+    now = time.monotonic()
+    assert command_start(is_command_line=False) >= now
+    assert command_start(is_command_line=True) <= now
+
+
+def test_failures_are_red_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream, text in ((Terminal(), f"{RED}the job failed{RESET}\n"), (io.StringIO(), "the job failed\n")):
+        monkeypatch.setattr("sys.stderr", stream)
+        print_failure("the job failed")
+        assert stream.getvalue() == text
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_failure("the job failed")
+    assert stream.getvalue() == "the job failed\n"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 files"), (1, "1 file"), (2000, "2,000 files")])
+def test_counts_have_the_right_number(number: int, text: str) -> None:
+    assert counted(number, "file") == text

@@ -271,9 +271,9 @@ def test_a_dry_run_shows_ready_features_and_unusable_rows(
     assert synthesize.main(["--config", str(job_file), *ready, "--dry-run"]) == 0
     assert "a red cat, features of 1 tokens" in capsys.readouterr().out
     pq.write_table(pa.table({"t5": [[0.5]], "caption": ["?"], "class": [1]}), tmp_path / "in/rows.parquet")
-    assert synthesize.main(["--config", str(job_file), *ready, "--dry-run"]) == 0
-    output = capsys.readouterr().out
-    assert "none of the first 1 rows can be used:\n  rows.parquet#0: invalid_condition" in output
+    assert synthesize.main(["--config", str(job_file), *ready, "--dry-run"]) == 2
+    output = capsys.readouterr().err
+    assert "source.path: the only row cannot be used: rows.parquet#0: invalid_condition" in output
 
 
 def test_the_fingerprint_changes_with_fields_that_determine_the_images_and_with_no_other(job_file: Path) -> None:

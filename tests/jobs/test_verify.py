@@ -214,7 +214,7 @@ def test_rows_with_one_id_are_reported(copy: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     own = table["sample_id"][2].as_py()
     assert f"repeated     1 ids have several rows: {own}" in out
-    assert f"damaged      1 files (jobs.check): data/{path.name}: it" in out
+    assert f"damaged      1 file (jobs.check): data/{path.name}: it" in out
     assert [difference["sample_id"] for difference in differences(copy)] == [own]
     record = newest_record(copy)
     assert (record["num_repeated_ids"], record["num_damaged_files"], record["num_equal"]) == (1, 1, 24)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from configs.load import ConfigError
+from configs.load import ConfigError, validate
+from configs.method import MethodConfig
 from configs.pool import PoolConfig
 from pipeline.pilot import estimate as module
+from pipeline.pilot import figures
 from pipeline.pilot.estimate import Pilot, draw, estimate
+from pipeline.pilot.repeats import repeated
 from pipeline.pilot.verdict import MethodResult, PilotVerdict, Range
 
 
@@ -152,8 +156,10 @@ def test_the_table_and_the_json_have_the_same_values() -> None:
     }
     assert result["interval"] == 0.9
     lines = dict(line.split(maxsplit=1) for line in made.show().splitlines())
-    assert lines["GPU-hours"] == "1.25"
-    assert lines["cost"] == "2.50, at 2 per GPU-hour"
+    assert lines["GPU-hours"] == "1.2"
+    assert lines["cost"] == "2.5, at 2 per GPU-hour"
+    assert lines["intervals"] == "90 %, Student's t, over 24 of 50 spans"
+    assert lines["wall"] == "clock        75 min"
     assert lines["pilot"] == "48 samples, 48 rows, 0 of them failed"
     assert "note: 48 rows do not fill 16 slots for long" in made.show()
 
@@ -196,3 +202,62 @@ def test_rows_of_several_methods_are_reported_as_a_trial() -> None:
     assert "decoded by several methods, which method.auto tries (chain 28, plain 20)" in estimate(
         pilot, tried, PoolConfig(), 1
     ).show().replace("\n", " ")
+
+
+def test_rows_of_plain_decoding_count_neither_for_acceptance_nor_for_the_time_of_a_method() -> None:
+    pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
+    rows = results(pilot, lambda span, row: 0.9)
+    chain = results(pilot, lambda span, row: 0.3)
+    for telemetry, accepted in ((rows["telemetry"], 0), (chain["telemetry"], 30)):
+        values = [{**row, "num_accepted_draft_tokens": accepted} for row in telemetry.to_pylist()]
+        table = rows if accepted == 0 else chain
+        table = table.set_column(table.schema.get_field_index("telemetry"), "telemetry", pa.array(values))
+        table = table.set_column(
+            table.schema.get_field_index("method"), "method", pa.array(["chain" if accepted else "plain"] * 48)
+        )
+        rows, chain = (table, chain) if accepted == 0 else (rows, table)
+    both = pa.concat_tables([rows, chain])
+    made = estimate(replace(pilot, repeats=2), both, PoolConfig(num_gpus=1), None, method="chain")
+    assert made.mean_acceptance_length == 4.0
+    assert made.engine_hours.value == pytest.approx(5000 * 0.3 / 3600)
+    assert (made.rows.value, made.tokens.value) == pytest.approx((5000, 100_000))
+
+
+def test_a_job_of_other_rows_than_the_source_is_planned() -> None:
+    pilot = draw(Spans([100] * 50, num_samples=5000), 16)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=1), None, total_rows=10**6)
+    assert (made.samples.value, made.rows.value) == (10**6, 10**6)
+    assert made.engine_hours.value == pytest.approx(10**6 * 0.9 / 3600)
+    assert "rows              1,000,000\n" in made.show()
+    assert "wall clock        10 days" in made.show()
+
+
+@pytest.mark.parametrize("num_samples", [16, 24])
+def test_the_interval_of_a_small_pilot_has_about_its_nominal_coverage(num_samples: int) -> None:
+    rng, held = np.random.default_rng(11), 0
+    for trial in range(100):
+        costs = rng.gamma(2.0, 1.0, num_samples)
+        pilot = draw(Spans([10] * num_samples, num_samples=10**6), num_samples)  # type: ignore[arg-type]
+        made = estimate(pilot, results(pilot, lambda span, row, costs=costs: costs[span]), PoolConfig(), 1, seed=trial)
+        held += made.engine_hours.low <= 2.0 * 10**6 / 3600 <= made.engine_hours.high
+    assert 83 <= held <= 98
+
+
+def test_figures_have_two_digits_and_units() -> None:
+    shown = [figures.figure(value) for value in (0, 0.00123, 0.0567, 1.25, 9.96, 12.5, 123.4, 98_765)]
+    assert shown == ["0", "0.0012", "0.057", "1.2", "10.0", "12", "120", "99,000"]
+    assert figures.time(Range(45.0, 40.0, 50.0)) == "45 (40 to 50) s"
+    assert figures.time(Range(7200.0, 3600.0, 10_800.0)) == "2.0 (1.0 to 3.0) h"
+    assert figures.size(Range(3.2e9, 3.2e9, 3.2e9)) == "3.2 GB"
+    assert figures.size(Range(900.0, 900.0, 900.0)) == "0.90 kB"
+
+
+def test_small_pilots_are_repeated_until_each_method_has_rows_enough() -> None:
+    chain = validate(MethodConfig, {"drafter": {"kind": "model"}}, "test")
+    pilot = draw(Spans([10] * 8), 16)  # type: ignore[arg-type]
+    assert repeated(pilot, chain, PoolConfig(slots=16)).repeats * 16 >= 256
+    assert repeated(pilot, chain, PoolConfig(slots="auto")).repeats == 1
+    suffix = validate(MethodConfig, {"drafter": {"kind": "suffix"}}, "test")
+    assert repeated(pilot, suffix, PoolConfig(slots=16)).repeats == 1
+    assert repeated(draw(Spans([100] * 8), 400), chain, PoolConfig(slots=16)).repeats == 1  # type: ignore[arg-type]
+    assert replace(pilot, repeats=3).datasource.num_spans == 24

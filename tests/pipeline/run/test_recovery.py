@@ -467,7 +467,7 @@ def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path)
     assert plan.manifest.files["path"].to_pylist() == ["_cache/g.jpg", "_e.jpg", "a.jpg", "b.jfif"]
     told_of = source_lines(plan)["skipped"]
     assert told_of == (
-        "2 *.psd, 1 files that begin with a dot, 1 files without a suffix (source.kind 'images' does not read them)"
+        "2 *.psd, 1 file that begins with a dot, 1 file without a suffix (source.kind 'images' does not read them)"
     )
     run(config)
     assert source_lines(plan_of(config))["skipped"] == told_of  # of an output that was begun as well

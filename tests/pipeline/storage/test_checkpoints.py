@@ -280,7 +280,7 @@ def test_a_branch_of_the_hub_is_pinned_to_its_commit(
     job, info = check(caption_job("owner/name", revision="main"), given_revision, True)
     assert job.model.target.revision == COMMIT
     assert info.revisions == {"target": COMMIT}
-    assert capsys.readouterr().out == f"weights  model.target: owner/name, 1 files, 5.000 GB, revision {COMMIT}\n"
+    assert capsys.readouterr().out == f"weights  model.target: owner/name, 1 file, 5.000 GB, revision {COMMIT}\n"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
