@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.contexts import FullContextConfig
-from configs.drafters import ModelDrafterConfig
+from configs.drafters import ModelDrafterConfig, MtpDrafterConfig
 from configs.load import ConfigError
 from configs.method import MethodConfig
 from configs.schema import CaptionJobConfig
@@ -79,13 +79,13 @@ def install_recorded(config: CaptionJobConfig, source_code: str) -> None:
 
 
 def suite_of(method: MethodConfig) -> Suite:
-    """Return the checks of a method on the toy target. A drafter with a checkpoint is replaced by a toy model. Raises
+    """Return the checks of a method on the toy target. A drafter with weights is replaced by a toy model. Raises
     ConfigError if a part cannot be made."""
     from actors.loading.method import build_method
     from decoding.conformance import toys
     from decoding.conformance.suite import Suite
 
-    needs_model = method.needs_checkpoint
+    needs_model = method.needs_checkpoint or isinstance(method.drafter, MtpDrafterConfig)
     if needs_model:
         method = method.model_copy(update={"drafter": ModelDrafterConfig(), "contexts": (FullContextConfig(),)})
     model = toys.similar() if needs_model else None
