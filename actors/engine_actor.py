@@ -140,7 +140,10 @@ class EngineActor(ABC, Generic[Job, Pair]):
         yield result
 
     def _make_engine(self, slots: int) -> QueuedEngine:
-        return make_engine(self._pair.available(self._config.method), slots, self._pair.engine, self._pair.plain_engine)
+        method = self._config.method
+        if method.needs_mtp:
+            method = self._pair.available(method)
+        return make_engine(method, slots, self._pair.engine, self._pair.plain_engine)
 
     def _plain_requests(self, requests: Mapping[int, Request]) -> dict[int, Request]:
         """Return the requests that are decoded plainly too, by result row."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.acceptance import LanternAcceptanceConfig, LVSpecAcceptanceConfig
 from configs.contexts import FullContextConfig
-from configs.drafters import BlockDrafterConfig, MtpDrafterConfig
+from configs.drafters import BlockDrafterConfig
 from configs.method import MethodConfig
 from configs.pool import ActorPoolConfig, EnginePoolConfig, JobSectionConfig
 from configs.schema import SHORT_PROMPT, DatasetJobConfig, SinkConfig, WeightsConfig
@@ -195,7 +195,7 @@ class SynthesizeJobConfig(DatasetJobConfig):
             raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
         if any(isinstance(candidate.drafter, BlockDrafterConfig) for candidate in method.methods):
             raise ValueError("method.drafter 'block' drafts texts: it counts positions in one dimension; use eagle3")
-        if any(isinstance(candidate.drafter, MtpDrafterConfig) for candidate in method.methods):
+        if method.needs_mtp:
             raise ValueError("method.drafter 'mtp': models that write images have no MTP layers; use eagle or eagle3")
         if any(candidate.drafts_grammar for candidate in method.methods):
             raise ValueError("method: drafts of a grammar follow the section output, and images have none")

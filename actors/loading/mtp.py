@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from actors.loading.drafters import read_at
-from configs.drafters import MtpDrafterConfig
 from configs.schema import CaptionJobConfig
 from models.heads.mtp import MtpNetwork, load_mtp
 from models.heads.mtp_files import MtpMissing, check_mtp, read_mtp
@@ -15,18 +14,13 @@ from models.target import Target
 logger = logging.getLogger(__name__)
 
 
-def drafts_natively(config: CaptionJobConfig) -> bool:
-    """Return whether a method of the job drafts with the target's MTP layer."""
-    return any(isinstance(method.drafter, MtpDrafterConfig) for method in config.method.methods)
-
-
 def check_native(config: CaptionJobConfig, num_layers: int) -> bool | None:
     """Return whether the checkpoint of the target, which has `num_layers` layers, has an MTP layer, by its keys.
 
     Returns None if no method needs one, or its keys are not known before a download. Raises ConfigError, which names
     the missing keys, if a method needs one, unless it is a candidate of `method.auto`, which is left out.
     """
-    if not drafts_natively(config):
+    if not config.method.needs_mtp:
         return None
 
     def find(ref: CheckpointRef) -> bool | None:
@@ -43,7 +37,7 @@ def check_native(config: CaptionJobConfig, num_layers: int) -> bool | None:
 def load_native(config: CaptionJobConfig, target: Target) -> MtpNetwork | None:
     """Load the MTP layer of the target's checkpoint, onto its device and in its type; None if no method needs it, or
     as `check_native` if it has none. Raises ConfigError for damaged layers."""
-    if not drafts_natively(config):
+    if not config.method.needs_mtp:
         return None
 
     def load(ref: CheckpointRef) -> MtpNetwork | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.contexts import FullContextConfig
-from configs.drafters import ModelDrafterConfig, MtpDrafterConfig
+from configs.drafters import ModelDrafterConfig
 from configs.load import ConfigError
 from configs.method import MethodConfig
 from configs.schema import CaptionJobConfig
@@ -85,7 +85,7 @@ def suite_of(method: MethodConfig) -> Suite:
     from decoding.conformance import toys
     from decoding.conformance.suite import Suite
 
-    needs_model = method.needs_checkpoint or isinstance(method.drafter, MtpDrafterConfig)
+    needs_model = method.needs_checkpoint or method.needs_mtp
     if needs_model:
         method = method.model_copy(update={"drafter": ModelDrafterConfig(), "contexts": (FullContextConfig(),)})
     model = toys.similar() if needs_model else None
