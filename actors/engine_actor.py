@@ -178,7 +178,10 @@ class EngineActor(ABC, Generic[Job, Pair]):
         return dict(zip(requests, decoded)), dict(zip(plain, decoded[len(requests) :], strict=True))
 
     def _make_engine(self, slots: int) -> QueuedEngine:
-        return make_engine(self._config.method, slots, self._pair.engine, self._pair.plain_engine)
+        method = self._config.method
+        if method.needs_mtp:
+            method = self._pair.available(method)
+        return make_engine(method, slots, self._pair.engine, self._pair.plain_engine)
 
     def _plain_requests(self, requests: Mapping[int, Request]) -> dict[int, Request]:
         """Return the requests that are decoded plainly too, by result row."""

@@ -103,6 +103,15 @@ class BlockDrafterConfig(Section):
     kind: Literal["block"] = "block"
 
 
+class MtpDrafterConfig(Section):
+    """The multi-token-prediction (MTP) layer of the target's own checkpoint, over the target's last state; no
+    `model.drafter`. Any number of drafts, by repeated use of the layer."""
+
+    kind: Literal["mtp"] = "mtp"
+    vocabulary: DraftVocabularyConfig | None = None
+    """Tokens that are drafted; all if left out."""
+
+
 class LayerSkipDrafterConfig(Section):
     """Self-speculation: some of the target's own layers, then its output layer; no checkpoint and no KV cache."""
 
@@ -190,6 +199,7 @@ BuiltInDrafterConfig = Annotated[
     | MsdDrafterConfig
     | MedusaDrafterConfig
     | BlockDrafterConfig
+    | MtpDrafterConfig
     | LayerSkipDrafterConfig
     | LookupDrafterConfig
     | JacobiDrafterConfig

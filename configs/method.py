@@ -23,6 +23,7 @@ from configs.drafters import (
     GrammarDrafterConfig,
     JacobiDrafterConfig,
     ModelDrafterConfig,
+    MtpDrafterConfig,
     NoDrafterConfig,
     SuffixDrafterConfig,
 )
@@ -219,6 +220,11 @@ class MethodConfig(Section):
     def needs_checkpoint(self) -> bool:
         """Whether the drafter needs weights from `model.drafter`."""
         return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "vispec", "msd", "medusa", "block")
+
+    @property
+    def needs_mtp(self) -> bool:
+        """Whether this method, or a candidate of `auto`, drafts with the MTP layer of the target's checkpoint."""
+        return any(isinstance(method.drafter, MtpDrafterConfig) for method in self.methods)
 
     @property
     def drafts_grammar(self) -> bool:

@@ -217,6 +217,8 @@ class SynthesizeJobConfig(DatasetJobConfig):
             raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
         if any(isinstance(candidate.drafter, BlockDrafterConfig) for candidate in method.methods):
             raise ValueError("method.drafter 'block' drafts texts: it counts positions in one dimension; use eagle3")
+        if method.needs_mtp:
+            raise ValueError("method.drafter 'mtp': models that write images have no MTP layers; use eagle or eagle3")
         if any(candidate.drafts_grammar for candidate in method.methods):
             raise ValueError("method: drafts of a grammar follow the section output, and images have none")
         if isinstance(method.acceptance, LVSpecAcceptanceConfig):

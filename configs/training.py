@@ -55,6 +55,14 @@ class BlockHeadConfig(Section):
     """As of `eagle3`."""
 
 
+class MtpHeadConfig(Section):
+    """A multi-token-prediction (MTP) layer, written as a part of a copy of the target's checkpoint, which has none."""
+
+    kind: Literal["mtp"] = "mtp"
+    num_draft_steps: Annotated[int, Field(ge=1, le=8)] = 3
+    """As of `eagle3`."""
+
+
 class LayerCutHeadConfig(Section):
     """A drafter of its own: the target with some of its layers, trained on the target's distributions and written as a
     transformers checkpoint. Parts that read images and videos are copied and not trained."""
@@ -233,8 +241,8 @@ def _source_tag(section: Any) -> str:
 
 
 class TrainDrafterJobConfig(Section):
-    """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, a block drafter, or some of the
-    target's layers), trained on the rows of a source."""
+    """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, a block drafter, an MTP
+    layer, or some of the target's layers), trained on the rows of a source."""
 
     source: Annotated[
         Annotated[SourceConfig, Tag(BUILT_IN)] | Annotated[JobOutputConfig, Tag("job_output")],
@@ -250,7 +258,7 @@ class TrainDrafterJobConfig(Section):
     """In place of `answer_column`, for a target that generates images."""
     target: CheckpointConfig
     head: Annotated[
-        EagleHeadConfig | Eagle3HeadConfig | MedusaHeadConfig | BlockHeadConfig | LayerCutHeadConfig,
+        EagleHeadConfig | Eagle3HeadConfig | MedusaHeadConfig | BlockHeadConfig | MtpHeadConfig | LayerCutHeadConfig,
         Field(discriminator="kind"),
     ] = EagleHeadConfig()
     training: TeachingConfig = TeachingConfig()
@@ -260,7 +268,7 @@ class TrainDrafterJobConfig(Section):
 
     @model_validator(mode="after")
     def _text_or_image(self) -> TrainDrafterJobConfig:
-        if isinstance(self.head, (BlockHeadConfig, LayerCutHeadConfig)) and self.image is not None:
+        if isinstance(self.head, (BlockHeadConfig, MtpHeadConfig, LayerCutHeadConfig)) and self.image is not None:
             raise ValueError(
                 f"head.kind: {self.head.kind} is for targets that write text; take eagle, eagle3 or medusa"
             )

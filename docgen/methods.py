@@ -86,7 +86,8 @@ def presets_page(root: Path) -> str:
         method = MethodConfig.model_validate_json(json.dumps(named_method(name, "docgen")))
         drafted = method.drafter.kind != "none"
         contexts = ", ".join(context.kind for context in method.contexts) if method.drafter.kind == "model" else ""
-        choices = [method.drafter.kind, contexts, method.tree.kind if drafted else "", method.acceptance.kind]
+        kinds = ", ".join(each.drafter.kind for each in method.methods)
+        choices = [kinds, contexts, method.tree.kind if drafted else "", method.acceptance.kind]
         comment = comment_of(root / f"configs/methods/{name}.yaml")
         methods.append([f"`{name}`", *choices, method.verify_mode, comment])
     return page(

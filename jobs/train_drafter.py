@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     print(json.dumps(measured, indent=1))
     kind = "model" if job.head.kind == "layer_cut" else job.head.kind
-    print(f"drafter       {job.output.path} (as model.drafter.path, with method.drafter.kind={kind})")
+    place = "target" if kind == "mtp" else "drafter"
+    print(f"drafter       {job.output.path} (as model.{place}.path, with method.drafter.kind={kind})")
     return DONE
 
 

@@ -51,6 +51,8 @@ class TargetModel(ABC):
     hidden_size: int
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
+    mtp: nn.Module | None = None
+    """The MTP layer of the target's checkpoint (`models.heads.mtp`), loaded for the drafter `mtp`; else None."""
     prompt_thread: PromptThread | None = None
     _run: DecoderRunner | None = None
 

@@ -89,6 +89,13 @@ class LoadedPair(ABC):
             raise ConfigError(f"model.vq: {error}") from None
         return self._engine(guarded(method), slots)
 
+    def available(self, method: MethodConfig) -> MethodConfig:
+        """Return a method without the candidates of `auto` that need an MTP layer, if the target has none."""
+        if method.auto is None or self.target.mtp is not None:
+            return method
+        kept = tuple(each for each in method.auto.candidates if each.drafter.kind != "mtp")
+        return method.model_copy(update={"auto": method.auto.model_copy(update={"candidates": kept})})
+
     def plain_engine(self, slots: int = 1) -> Engine:
         """Build an engine without a drafter."""
         return self._engine(plain_method(), slots)
@@ -97,7 +104,8 @@ class LoadedPair(ABC):
         """Return the number of slots that fit into memory with each of the job's methods, and the limiting reason.
         Engines that are built later share as many pages of a KV cache as fit beside these slots."""
         config = self.config
-        count = count_slots(config.pool, config.method.methods, self.target, self.drafter, self.max_context_tokens)
+        methods = self.available(config.method).methods
+        count = count_slots(config.pool, methods, self.target, self.drafter, self.max_context_tokens)
         self._pages.per_slot = count.pages_per_slot
         return count.slots, count.reason
 

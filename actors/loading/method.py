@@ -33,6 +33,7 @@ from decoding.drafters import (
     LookupDrafter,
     MedusaDrafter,
     ModelDrafter,
+    MtpDrafter,
     NoDrafter,
     ParallelEagleDrafter,
     SuffixDrafter,
@@ -48,6 +49,7 @@ from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, FeatureStack
 from models.heads.eagle3 import Eagle3Network
 from models.heads.medusa import MedusaHeads
+from models.heads.mtp import MtpNetwork
 from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, nearest_codes
 from models.loading.checkpoints import CheckpointRef
 
@@ -239,6 +241,12 @@ def _block(site: _Site) -> Drafter:
     return BlockDrafter(site.model, embedding, site.model.output_layer(site.target.head, site.target.vocab_size))
 
 
+def _mtp(site: _Site) -> Drafter:
+    assert isinstance(site.target.mtp, MtpNetwork), "the pair loads the target's MTP layer"
+    head = slice_head(site.target.head, site.choice.vocabulary, site.target)
+    return MtpDrafter(site.target.mtp, head, site.target.num_lanes, site.merge)
+
+
 def _medusa(site: _Site) -> Drafter:
     assert isinstance(site.model, MedusaHeads)
     heads = slice_medusa(site.model, site.choice.vocabulary, site.target)
@@ -273,5 +281,6 @@ DRAFTERS: dict[str, Callable[[_Site], Drafter]] = {
     "eagle3": _eagle3,
     "block": _block,
     "medusa": _medusa,
+    "mtp": _mtp,
     "model": _model,
 }

@@ -16,6 +16,7 @@ from actors.loading.drafters import Head, check_head, check_layers, is_head, loa
 from actors.loading.generation import Generation, follow
 from actors.loading.grammar import check_output, compile_output
 from actors.loading.loaded_pair import LoadedPair, compile_models
+from actors.loading.mtp import check_native, load_native
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
@@ -46,11 +47,13 @@ SHARED_INPUT_BYTES = 1 << 28
 @dataclass(frozen=True)
 class TextPairInfo(loaded_pair.PairInfo):
     """Metadata of a text pair, with the target's front end and generation settings; `shares_front_end` is whether a
-    drafter that is a model encodes all prompts in the same way."""
+    drafter that is a model encodes all prompts in the same way. `has_mtp` is whether the target's checkpoint has an MTP
+    layer, None if no method asks for one or it is not known before the download."""
 
     front_end: FrontEnd
     generation: Generation
     shares_front_end: bool = True
+    has_mtp: bool | None = None
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """Apply the target's chat template to one sample's messages, and open the assistant's turn."""
@@ -114,12 +117,13 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
     for index, context in enumerate(method.contexts):
         if isinstance(context, CaptionContextConfig):
             *_, revisions[f"captioner_{index}"] = _describe(f"method.contexts.{index}", context)
+    has_mtp = check_native(config, target_config.get_text_config().num_hidden_layers)
     check_layers(method, target.path, target_config.get_text_config().num_hidden_layers)
     for index, (where, section) in enumerate(method.places.items()):
         choice = getattr(section.drafter, "vocabulary", None)
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{index}"] = content
-    return TextPairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
+    return TextPairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end, has_mtp)
 
 
 def load(config: CaptionJobConfig) -> Pair:
@@ -137,6 +141,7 @@ def load(config: CaptionJobConfig) -> Pair:
         models.append(smaller)
     elif config.method.needs_checkpoint:
         head = load_head(config, target)
+    target.mtp = load_native(config, target)
     compile_models(config.pool, models)
     for text_model in models:
         text_model.keep_features(config.pool.feature_cache_bytes)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from actors.loading.method import DrafterModel, build_tree
-from configs.drafters import LayerSkipDrafterConfig, ModelDrafterConfig, NoDrafterConfig
+from configs.drafters import LayerSkipDrafterConfig, ModelDrafterConfig, MtpDrafterConfig, NoDrafterConfig
 from configs.method import MethodConfig
 from configs.pool import EnginePoolConfig
 from decoding.drafters.model import WIDEST
@@ -122,6 +122,11 @@ def slot_bytes(
         # A forward that catches up on missed tokens needs up to WIDEST scratch positions.
         positions = num_lanes * (max_context_tokens + max(tree.max_frontier_nodes, WIDEST) + 3)
         for device, num_bytes in drafter_position.items():
+            sizes[device] += positions * num_bytes
+    if isinstance(method.drafter, MtpDrafterConfig):
+        assert target.mtp is not None, "the pair loads the target's MTP layer"
+        positions = target.num_lanes * (max_context_tokens + max(tree.max_frontier_nodes, WIDEST) + 3)
+        for device, num_bytes in position_bytes(target.mtp, target.hidden_size).items():
             sizes[device] += positions * num_bytes
     num_nodes = 1 if isinstance(method.drafter, NoDrafterConfig) else tree.max_nodes
     sizes[target.device] += LOGIT_COPIES * num_nodes * target.num_lanes * target.vocab_size * 4

@@ -23,14 +23,17 @@ from configs.training import (
     Eagle3HeadConfig,
     LayerCutHeadConfig,
     MedusaHeadConfig,
+    MtpHeadConfig,
     TrainDrafterJobConfig,
 )
 from models.backends.select import resolve_device
 from models.contract import TargetModel
+from models.heads.mtp_files import MtpMissing, check_mtp, save_with_mtp
 from models.heads.training.block_loss import BlockTask, fresh_block
 from models.heads.training.eagle3_loss import Eagle3Task, fresh_eagle3
 from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
 from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
+from models.heads.training.mtp_loss import MtpTask, fresh_mtp
 from models.heads.writer import save_block, save_eagle, save_eagle3, save_medusa
 from models.llamagen import checkpoints as gpt_files
 from models.llamagen.condition import check_t5
@@ -40,6 +43,7 @@ from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import square_pixels
 from models.llamagen.vq_files import load_vq, read_vq_shape
 from models.loading import checkpoints
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 from models.target import Target
 
 NUM_SPECULATIVE_TOKENS = 5
@@ -48,7 +52,8 @@ NUM_SPECULATIVE_TOKENS = 5
 
 @dataclass(frozen=True)
 class Learner:
-    """Target, head and training samples of one worker; `shape` is the shape of an image target, None for text.
+    """Target, head and training samples of one worker; `shape` is the shape of an image target, None for text, and
+    `checkpoint` is where a text target was loaded from.
     `processors` are the options of `decoding.Sampling` by which the target's generation settings change its logits."""
 
     target: TargetModel
@@ -56,6 +61,7 @@ class Learner:
     training_samples: TextSamples | ImageSamples
     shape: GptShape | None = None
     processors: dict[str, Any] = field(default_factory=dict)
+    checkpoint: CheckpointRef | None = None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -69,7 +75,11 @@ class Learner:
                 parameter.copy_(parameter.to(dtype))
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the head to `folder`, in the file layout of public checkpoints."""
+        """Write the head to `folder`, in the file layout of public checkpoints; an MTP layer with the target."""
+        if isinstance(self.task, MtpTask):
+            assert self.checkpoint is not None, "an MTP layer is trained for a checkpoint of transformers"
+            _save_mtp(self.task, self.target, self.checkpoint, folder, dtype)
+            return
         save_head(self.task, self.target, folder, dtype, self.target.name)
 
 
@@ -109,6 +119,9 @@ def check_target(job: TrainDrafterJobConfig) -> str:
                     f"head.kind: layer_cut cannot cut {job.target.path}, whose first layers receive visual features"
                 )
             _layers(job.head, config.get_text_config().num_hidden_layers)
+        if isinstance(job.head, MtpHeadConfig):
+            num_layers = config.get_text_config().num_hidden_layers
+            read_at("target", job.target, lambda ref: _check_has_no_mtp(ref, num_layers))
         _processors(job, config.get_text_config().vocab_size)
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, config))
     shape = read_at("target", job.target, gpt_files.read_gpt_shape)
@@ -137,13 +150,15 @@ def load_learner(job: TrainDrafterJobConfig) -> Learner:
     if image is None:
         target = load_target(job.target, "target")
         processors = _processors(job, target.vocab_size)
-        return Learner(target, fresh_head(job, target), TextSamples(target, job), processors=processors)
+        checkpoint = read_at("target", job.target, lambda ref: ref)
+        samples = TextSamples(target, job)
+        return Learner(target, fresh_head(job, target), samples, processors=processors, checkpoint=checkpoint)
     gpt = load_gpt_target("target", job.target, guided=True).gpt
     encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
     image_target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
     codes_of = None if image.vq is None else _codes_of(image.vq, gpt.shape.grid)
-    samples = ImageSamples(image_target, job, codes_of)
-    return Learner(image_target, fresh_head(job, image_target), samples, gpt.shape)
+    image_samples = ImageSamples(image_target, job, codes_of)
+    return Learner(image_target, fresh_head(job, image_target), image_samples, gpt.shape)
 
 
 def fresh_head(job: TrainDrafterJobConfig, target: TargetModel) -> HeadTask:
@@ -158,12 +173,35 @@ def fresh_head(job: TrainDrafterJobConfig, target: TargetModel) -> HeadTask:
     if isinstance(job.head, BlockHeadConfig):
         assert isinstance(target, Target)
         return _fresh_block(job.head, target, seed)
+    if isinstance(job.head, MtpHeadConfig):
+        assert isinstance(target, Target)
+        text, num_steps = target, job.head.num_draft_steps
+        return read_at("target", job.target, lambda _: fresh_mtp(text, seed, num_steps))
     if isinstance(job.head, Eagle3HeadConfig):
         return _fresh_eagle3(job.head, target, seed)
     if isinstance(target, LlamaGenTarget):
         shape = target.gpt.shape
         return fresh_eagle(target, seed, lambda: image_eagle(image_eagle_shape(shape), shape))
     return fresh_eagle(target, seed)
+
+
+def _check_has_no_mtp(ref: CheckpointRef, num_layers: int) -> None:
+    """Raise CheckpointError if a checkpoint has an MTP layer."""
+    try:
+        layout = check_mtp(ref, num_layers)
+    except MtpMissing:
+        return
+    if layout is not None:
+        raise CheckpointError(f"{ref.path}: it has an MTP layer already, at {layout.prefix}*; use it with method mtp")
+
+
+def _save_mtp(
+    task: MtpTask, target: TargetModel, checkpoint: CheckpointRef, folder: Path, dtype: torch.dtype
+) -> None:
+    parameters = {name: value.to(dtype) for name, value in task.network.named_parameters()}
+    config: Any = target.decoder.config
+    tensors = task.network.state_dict() | parameters
+    save_with_mtp(checkpoint, tensors, config.model_type, config.num_hidden_layers, folder)
 
 
 def _layers(head: LayerCutHeadConfig, num_layers: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import Drafter, TreePolicy
-from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
+from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter, MtpDrafter
 from decoding.drafters.block import BlockDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
@@ -27,12 +27,15 @@ from models.heads.training.block_loss import BlockTask
 from models.heads.training.eagle3_loss import Eagle3Task
 from models.heads.training.layer_cut import LayerCutTask
 from models.heads.training.losses import EagleTask, HeadTask, MedusaTask
+from models.heads.training.mtp_loss import MtpTask
 from models.heads.training.teacher import Sample, TrainingSample, make_training_sample
 from models.heads.training.trainer import Pace, count_right, key_of
 from models.inputs.clip import Clip
 from models.inputs.processing import PromptError
 from models.target import Target
 
+MTP_DRAFTS = 3
+"""Drafts per step with which an MTP layer is measured, as in the preset `mtp`."""
 SAMPLE_ERROR_CODES = {
     "missing_answer": "the answer column has no value in this row",
     "prompt_refused": "the processor, the chat template or the text encoder refuses the row",
@@ -199,6 +202,8 @@ def acceptance(
         drafter, tree = MedusaDrafter(task.heads, target.num_lanes, merge), StaticTree(branching_paths(widths))
     elif isinstance(task, BlockTask):
         drafter, tree = BlockDrafter(task.network, task.embedding, task.head), Chain(task.network.shape.max_levels)
+    elif isinstance(task, MtpTask):
+        drafter, tree = MtpDrafter(task.network, task.head), Chain(MTP_DRAFTS)
     elif isinstance(task, LayerCutTask):
         assert isinstance(target, Target)
         trained = Target(task.module, target.front_end, "the trained drafter")

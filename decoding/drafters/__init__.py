@@ -8,6 +8,7 @@ from decoding.drafters.layer_skip import LayerSkipDrafter
 from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.model import ModelDrafter
+from decoding.drafters.mtp import MtpDrafter
 from decoding.drafters.none import NoDrafter
 from decoding.drafters.parallel_eagle import ParallelEagleDrafter
 from decoding.drafters.suffix import SuffixDrafter
@@ -21,6 +22,7 @@ __all__ = [
     "LookupDrafter",
     "MedusaDrafter",
     "ModelDrafter",
+    "MtpDrafter",
     "NoDrafter",
     "ParallelEagleDrafter",
     "SuffixDrafter",

@@ -44,7 +44,7 @@ class EagleDrafter(FeatureDrafter):
         self.merge = merge or SingleLane()
 
     def open(self, spec: EngineSpec) -> None:
-        weight, size = self.network.embed_tokens.weight, self.network.hidden_size
+        weight, size = next(self.network.parameters()), self.network.hidden_size
         token = torch.zeros((), dtype=torch.long, device=weight.device)
         pair = token, weight.new_zeros(self.num_lanes, size)
         self._missed = MissedTokens(spec.num_slots, spec.max_missed_tokens, *pair)
@@ -91,13 +91,14 @@ class EagleDrafter(FeatureDrafter):
         visual = torch.cat([prefix.visual[1:], prefix.visual.new_zeros(1)])
         shifted = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
         inputs = torch.where(visual[:, None], shifted, embeds)
-        positions = torch.arange(prefix.length, device=inputs.device)
-        if self.network.takes_axes:
-            positions = prefix.positions
-        prompt = Prefix(tokens, inputs, positions, visual)
+        prompt = Prefix(tokens, inputs, self._positions(prefix), visual)
         lanes = [self.network.pair(prompt, features) for features in self.network.project(prefill_output.features)]
         # Samples with equal prompts share their prefill output, and differ only in the first generated token.
         return [(pairs.of((id(prefill_output), lane)), summary) for lane, (pairs, summary) in enumerate(lanes)]
+
+    def _positions(self, prefix: Prefix) -> Tensor:
+        """Return the rotary positions (L,) or (3, L) of a prompt's pairs."""
+        return prefix.positions if self.network.takes_axes else torch.arange(prefix.length, device=prefix.embeds.device)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)

@@ -8,6 +8,7 @@ published files (norms, several layers, vocabulary, rotary axes) are fields of `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,8 @@ class Eagle3Shape(DecoderShape):
     `models.kv.lanes.LaneModel`, whose states are `target_hidden_size` wide. `norm_before_fc` normalizes all features
     together, `fc_norm` those of each layer. With `norm_before_residual`, the residual of the first layer is the
     normalized state. `norm_output` feeds the output back after the final norm (EAGLE-3.1). `mrope_sections` are the
-    pairs of each rotary axis; empty for one axis. `mask_token_id` is that of P-EAGLE; None for other heads.
+    pairs of each rotary axis; empty for one axis; with `mrope_interleaved`, pairs of the axes alternate (Qwen3-VL).
+    `mask_token_id` is that of P-EAGLE; None for other heads.
     """
 
     draft_vocab_size: int
@@ -41,6 +43,7 @@ class Eagle3Shape(DecoderShape):
     fc_norm: bool = False
     norm_output: bool = False
     mrope_sections: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
     mask_token_id: int | None = None
 
     @property
@@ -78,14 +81,30 @@ class FirstLayer(nn.Module):
         return out
 
 
-class SectionRotary(nn.Module):
-    """Rotary embedding of three axes, each of which rotates its section of a head's pairs (M-RoPE of Qwen2-VL)."""
+def pair_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
+    """Return the rotary axis of each pair of a head, for `sections` pairs of each axis.
 
-    def __init__(self, config: LlamaConfig, sections: tuple[int, ...]) -> None:
+    The axes follow one another (Qwen2-VL), or alternate (`interleaved`, Qwen3-VL): pair i has axis i mod 3 while that
+    axis has pairs left, and axis 0 after that.
+    """
+    if not interleaved:
+        return [axis for axis, count in enumerate(sections) for _ in range(count)]
+    num_axes = len(sections)
+    return [i % num_axes if i < num_axes * sections[i % num_axes] else 0 for i in range(sum(sections))]
+
+
+class SectionRotary(nn.Module):
+    """Rotary embedding of three axes, each of which rotates some of a head's pairs (M-RoPE of Qwen2-VL and Qwen3-VL);
+    see `pair_axes`."""
+
+    axes: Tensor
+
+    def __init__(self, config: LlamaConfig, sections: tuple[int, ...], interleaved: bool = False) -> None:
         super().__init__()
         assert 2 * sum(sections) == config.head_dim, (sections, config.head_dim)
         self.plain = LlamaRotaryEmbedding(config)
-        self.sections = sections
+        axes = torch.tensor(2 * pair_axes(sections, interleaved))
+        self.register_buffer("axes", axes, persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin (r, N, D_h) of positions (3, r, N), or of (r, N) for equal axes."""
@@ -96,8 +115,7 @@ class SectionRotary(nn.Module):
         return self._merge(cos.unflatten(0, (num_axes, -1))), self._merge(sin.unflatten(0, (num_axes, -1)))
 
     def _merge(self, by_axis: Tensor) -> Tensor:
-        parts = torch.split(by_axis, [*self.sections, *self.sections], dim=-1)
-        return torch.cat([part[index % len(self.sections)] for index, part in enumerate(parts)], dim=-1)
+        return by_axis.gather(0, self.axes.expand_as(by_axis[:1]))[0]
 
 
 class Eagle3Network(FeatureStack):
@@ -132,7 +150,8 @@ class Eagle3Network(FeatureStack):
         self.lm_head = nn.Linear(self.hidden_size, shape.draft_vocab_size, bias=False)
         if rotary is None:
             sections = shape.mrope_sections
-            rotary = SectionRotary(config, sections) if sections else LlamaRotaryEmbedding(config)
+            is_mixed = shape.mrope_interleaved
+            rotary = SectionRotary(config, sections, is_mixed) if sections else LlamaRotaryEmbedding(config)
         self.rotary = rotary
         if shape.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, shape.num_features))

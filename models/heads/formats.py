@@ -92,8 +92,9 @@ def _eagle3(config: HeadConfig, num_target_layers: int) -> Eagle3Shape:
     if _SLIDING in (given.get("layer_types") or ()):
         raise config.error("layers with sliding attention are not supported")
     sections = tuple(given.rope().get("mrope_section") or ())
-    if sections and given.rope().get("mrope_interleaved"):
-        raise config.error("interleaved rotary axes (mrope_interleaved) are not supported")
+    interleaved = given.rope().get("mrope_interleaved") or False
+    if interleaved is not False and (interleaved is not True or len(sections) != 3):
+        raise config.error("mrope_interleaved must be true or false, and needs an mrope_section of three axes")
     num_layers = given.whole("num_hidden_layers", 1)
     layers = given.layers(given.get("model_type", "llama"), num_layers, **given.one_axis())
     if sections and 2 * sum(sections) != layers.head_dim:
@@ -106,7 +107,8 @@ def _eagle3(config: HeadConfig, num_target_layers: int) -> Eagle3Shape:
         raise config.error(f"mask_token_id must be a token below {layers.vocab_size}, not {mask!r}")
     width = config.whole("target_hidden_size", layers.hidden_size)
     draft_vocab_size, features = config.drafted(layers.vocab_size), _eagle3_features(config, num_target_layers)
-    return Eagle3Shape(layers, draft_vocab_size, width, features, mrope_sections=sections, mask_token_id=mask, **flags)
+    rotary: dict[str, Any] = {"mrope_sections": sections, "mrope_interleaved": interleaved}
+    return Eagle3Shape(layers, draft_vocab_size, width, features, mask_token_id=mask, **rotary, **flags)
 
 
 def _eagle3_features(config: HeadConfig, num_target_layers: int) -> tuple[int, ...]:

@@ -66,7 +66,9 @@ def save_eagle3(
     shape = network.shape
     layers = _layers(shape.layers)
     if shape.mrope_sections:
-        sections = {"rope_type": "mrope", "mrope_section": list(shape.mrope_sections)}
+        sections: dict[str, Any] = {"rope_type": "mrope", "mrope_section": list(shape.mrope_sections)}
+        if shape.mrope_interleaved:
+            sections["mrope_interleaved"] = True
         layers["rope_parameters"] = {**layers["rope_parameters"], **sections}
     assert shape.mask_token_id is None, "P-EAGLE heads are read only"
     config = _config("eagle3", "Eagle3Speculator", verifier, architectures, num_speculative_tokens)

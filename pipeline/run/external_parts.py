@@ -86,13 +86,13 @@ def install_recorded(
 
 
 def suite_of(method: MethodConfig) -> Suite:
-    """Return the checks of a method on the toy target. A drafter with a checkpoint is replaced by a toy model. Raises
+    """Return the checks of a method on the toy target. A drafter with weights is replaced by a toy model. Raises
     ConfigError if a part cannot be made."""
     from actors.loading.method import build_method
     from decoding.conformance import toys
     from decoding.conformance.suite import Suite
 
-    needs_model = method.needs_checkpoint
+    needs_model = method.needs_checkpoint or method.needs_mtp
     if needs_model:
         method = method.model_copy(update={"drafter": ModelDrafterConfig(), "contexts": (FullContextConfig(),)})
     model = toys.similar() if needs_model else None

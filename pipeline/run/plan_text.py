@@ -35,11 +35,19 @@ def describe(plan: Plan) -> str:
     how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
     lines = {
         "sampling": f"{how}, at most {sampling.max_new_tokens} new tokens",
+        **_native_line(plan.pair.has_mtp, plan.pair.target_id),
         **plan.pair.generation.lines(),
         **({} if output is None else {"texts": f"follow output.{next(iter(output.content()))}"}),
         "actors": f"{engines(pool)}, contexts up to {pool.max_context_tokens:,} tokens",
     }
     return show_plan(plan, lines)
+
+
+def _native_line(has_mtp: bool | None, target_id: str) -> dict[str, str]:
+    """Return a line about the MTP layer that a method asks for; nothing if it is not known yet."""
+    if has_mtp is None:
+        return {}
+    return {"mtp": f"a layer of {target_id}" if has_mtp else f"{target_id} has no layer: left out of the candidates"}
 
 
 def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:

@@ -55,7 +55,7 @@ def test_candidates_of_a_trial_may_be_names() -> None:
     [
         ("method=sagee", "method: no method is named 'sagee'; did you mean sage"),
         ("method=../jobs/demo_caption", "method: no method is named '../jobs/demo_caption'; choose one of"),
-        ("method=zzz", "choose one of block, block_8, eagle2"),
+        ("method=zzz", "choose one of auto, block, block_8, eagle2"),
         ("method={auto: {candidates: [sage, lvspek]}}", "method.auto.candidates.1: no method is named 'lvspek'"),
         ("method=3", "method: Input should be an object"),
         ("method.auto.candidates=sage", "method.auto.candidates: Input should be a valid"),

@@ -144,6 +144,32 @@ def test_a_trained_head_drafts_in_a_caption_job_without_changing_its_text(
     assert texts[0] == texts[1]
 
 
+def test_an_mtp_layer_is_written_with_its_target_and_drafts_without_changing_texts(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "whole"
+    assert main(command(source, out, "head={kind: mtp}")) == DONE
+    assert f"{out} (as model.target.path, with method.drafter.kind=mtp)" in capsys.readouterr().out
+    metrics = measured(out)
+    assert metrics["left_out"] == {"not_an_image": 1, "missing_answer": 1}
+    assert metrics["mean_acceptance_length"] >= 1.0
+    _, image, _, prompt = sample_scenes("test", 1, 9)[0]
+    texts = []
+    for overrides in ((f"model.target.path={out}", "method=mtp"), ()):
+        pair = load(load_preset(CaptionJobConfig, "zoo_plain", overrides))
+        message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
+        request = Request(
+            "one", pair.render([message]), (np.asarray(image.convert("RGB")),), sampling=Sampling(max_new_tokens=30)
+        )
+        (done,) = pair.engine(1).run([request])
+        texts.append(done.token_ids)
+        assert (done.telemetry.num_draft_tokens > 0) == bool(overrides)
+    assert texts[0] == texts[1]
+    # A second layer has no place.
+    assert main(command(source, tmp_path / "twice", "head={kind: mtp}", f"target.path={out}")) == REFUSED
+    assert "it has an MTP layer already, at mtp.*" in capsys.readouterr().err
+
+
 def test_every_row_is_trained_on_held_out_or_counted(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
     assert main(command(source, out, "training.held_out_rows=16", "training.num_steps=8")) == DONE

@@ -119,6 +119,27 @@ def test_a_head_trained_on_a_jobs_output_drafts_the_same_texts(answered: Path, s
     assert main(command(tmp_path / "faster", tmp_path / "next", "training.num_steps=1")) == DONE
 
 
+def test_an_mtp_layer_trained_on_a_jobs_output_drafts_the_same_texts_in_a_trial_of_methods(
+    answered: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole"
+    assert main(command(answered, whole, "head={kind: mtp}")) == DONE
+    captioned(source, tmp_path / "dry", f"model.target.path={whole}", "method=auto", "--dry-run")
+    assert f"mtp      a layer of {whole}" in capsys.readouterr().out
+    captioned(source, tmp_path / "dry", "method=auto", "--dry-run")
+    assert "has no layer: left out of the candidates" in capsys.readouterr().out
+    plain = results(answered)
+    for name in ("mtp", "auto"):
+        captioned(source, tmp_path / name, f"model.target.path={whole}", f"method={name}", "pool.slots=2")
+        faster = results(tmp_path / name)
+        assert {own: row["token_ids"] for own, row in faster.items()} == {
+            own: row["token_ids"] for own, row in plain.items()
+        }
+        drafted = [row for row in faster.values() if row["method"] == "mtp"]
+        assert sum(row["telemetry"]["num_draft_tokens"] for row in drafted) > 0
+        assert {row["drafter_id"] for row in faster.values()} == {""}
+
+
 def test_training_samples_are_the_texts_that_the_target_generated(answered: Path, tmp_path: Path) -> None:
     """Every taught sample is the prompt and the tokens of its row, and the target's own choice at every token."""
     head, job = tmp_path / "head", command(answered, tmp_path / "head")

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, LlamaConfig
 
 from models.contract import TargetModel
 from models.heads.config import LAYER_FIELDS
+from models.heads.eagle import FeatureStack
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
 from models.heads.training.chunks import sum_in_chunks
 from models.heads.training.losses import HeadTask
@@ -117,25 +118,35 @@ class Eagle3Task(HeadTask):
         return logits.float()
 
     def _unroll(self, states: States, features: Tensor) -> Iterator[Tensor]:
-        """Yield the head's outputs (b, L − 1, D) of each step; the last `step` positions have no valid input."""
-        network = self.network
-        tokens = torch.where(states.tokens < network.vocab_size, states.tokens, 0)
-        embeds = network.embed_tokens(tokens)
-        embeds = torch.where(states.visual[:, :, None], states.received.to(embeds.dtype), embeds)[:, 1:]
-        num_pairs = embeds.shape[1]
-        indices = torch.arange(num_pairs, device=embeds.device)
-        positions = states.positions[..., :-1] if network.takes_axes else indices[None]
-        causal, diagonal = indices[:, None] >= indices, indices[:, None] == indices
-        outputs = network.project(features[:, :-1])
-        # An engine may have replaced the implementation.
-        network.set_attn_implementation(IMPLEMENTATION)
-        earlier = EarlierPairs()
-        for step in range(self._num_draft_steps):
-            mask = torch.cat([causal, *[diagonal] * step], dim=1)[None, None]
-            ahead = F.pad(embeds[:, step:], (0, 0, 0, min(step, num_pairs)))
-            inputs = network.fuse(ahead, outputs)
-            outputs = network(inputs, positions + step, attention_mask=mask, earlier=earlier).last_hidden_state
-            yield outputs
+        num_pairs = states.tokens.shape[1] - 1
+        indices = torch.arange(num_pairs, device=states.tokens.device)[None]
+        positions = states.positions[..., :-1] if self.network.takes_axes else indices
+        return unroll(self.network, states, features, positions, self._num_draft_steps)
+
+
+def unroll(
+    network: FeatureStack, states: States, features: Tensor, positions: Tensor, num_draft_steps: int
+) -> Iterator[Tensor]:
+    """Yield the outputs (b, L − 1, D) of a network in each draft step; the last `step` positions have no valid input.
+
+    `features` (b, L, F) are those of the target, and `positions` (…, L − 1) the rotary positions of the pairs.
+    """
+    tokens = torch.where(states.tokens < network.vocab_size, states.tokens, 0)
+    embeds = network.embed_tokens(tokens)
+    embeds = torch.where(states.visual[:, :, None], states.received.to(embeds.dtype), embeds)[:, 1:]
+    num_pairs = embeds.shape[1]
+    indices = torch.arange(num_pairs, device=embeds.device)
+    causal, diagonal = indices[:, None] >= indices, indices[:, None] == indices
+    outputs = network.project(features[:, :-1])
+    # An engine may have replaced the implementation.
+    network.set_attn_implementation(IMPLEMENTATION)
+    earlier = EarlierPairs()
+    for step in range(num_draft_steps):
+        mask = torch.cat([causal, *[diagonal] * step], dim=1)[None, None]
+        ahead = F.pad(embeds[:, step:], (0, 0, 0, min(step, num_pairs)))
+        inputs = network.fuse(ahead, outputs)
+        outputs = network(inputs, positions + step, attention_mask=mask, earlier=earlier).last_hidden_state
+        yield outputs
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:

@@ -224,7 +224,8 @@ def test_a_bad_file_is_refused_before_its_network_is_made(
         ({"num_hidden_layers": 17}, "17 layers are above the limit of 16"),
         ({"layer_types": ["sliding_attention"]}, "sliding attention"),
         ({"rope_parameters": {"rope_type": "mrope", "mrope_section": [1, 1, 1]}}, "does not add up to half"),
-        ({"rope_parameters": {"mrope_section": [2, 1, 1], "mrope_interleaved": True}}, "interleaved rotary axes"),
+        ({"rope_parameters": {"mrope_section": [2, 2], "mrope_interleaved": True}}, "needs an mrope_section of three"),
+        ({"rope_parameters": {"mrope_section": [2, 1, 1], "mrope_interleaved": 1}}, "must be true or false"),
     ],
 )
 def test_layers_that_are_not_supported_are_refused(tmp_path: Path, layers: dict[str, Any], message: str) -> None:
