@@ -1,0 +1,149 @@
+"""Toy models with recurrent layers: gated delta rule, short convolutions and Mamba 2 between layers with attention.
+
+Their decays are near 1, so that a state remembers a whole prompt. Sizes of heads, groups and kernels differ, and the
+prompts of the tests are longer and shorter than a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from decoding.conformance.toys import SIZES, VOCAB_SIZE, randomise
+from tests.toys.qwen_vl import DEEPSTACK, IDS, SHOWN, VISION, qwen3_vl_processor
+from tests.toys.weights import make_tokenizer
+
+DELTA: dict[str, Any] = {
+    "head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+THREE: dict[str, Any] = SIZES | {"num_hidden_layers": 3}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [2, 1, 1],
+    "mrope_interleaved": True,
+    "partial_rotary_factor": 1.0,
+}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_d_head": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+
+
+def randomise_states(model: torch.nn.Module, seed: int) -> None:
+    """Redraw all weights, with decays between 0.7 and 1."""
+    randomise(model, seed)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.copy_((torch.rand(parameter.shape, generator=generator) * 0.28 + 0.02).log())
+            elif name.endswith(("dt_bias", ".D")):
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+
+
+def _made(model: str, config: PreTrainedConfig, seed: int) -> torch.nn.Module:
+    made: torch.nn.Module = getattr(transformers, model)(config).eval()
+    randomise_states(made, seed)
+    return made
+
+
+def _config(name: str, **options: Any) -> PreTrainedConfig:
+    made: PreTrainedConfig = getattr(transformers, name)(**options)
+    return made
+
+
+@cache
+def qwen3_next(seed: int = 0) -> torch.nn.Module:
+    config = _config("Qwen3NextConfig", vocab_size=VOCAB_SIZE, **THREE, **DELTA, **EXPERTS)
+    return _made("Qwen3NextForCausalLM", config, seed)
+
+
+@cache
+def qwen3_5(seed: int = 0) -> torch.nn.Module:
+    text = {"vocab_size": VOCAB_SIZE, "rope_parameters": MROPE, **THREE, **DELTA}
+    vision = {name: value for name, value in (VISION | DEEPSTACK).items() if "deepstack" not in name}
+    config = _config("Qwen3_5Config", text_config=text, vision_config=vision, **IDS)
+    return _made("Qwen3_5ForConditionalGeneration", config, seed)
+
+
+@cache
+def qwen3_5_moe(seed: int = 0) -> torch.nn.Module:
+    text = {"vocab_size": VOCAB_SIZE, "rope_parameters": MROPE, **THREE, **DELTA, **EXPERTS}
+    vision = {name: value for name, value in (VISION | DEEPSTACK).items() if "deepstack" not in name}
+    config = _config("Qwen3_5MoeConfig", text_config=text, vision_config=vision, **IDS)
+    return _made("Qwen3_5MoeForConditionalGeneration", config, seed)
+
+
+@cache
+def lfm2(seed: int = 0) -> torch.nn.Module:
+    sizes = THREE | {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "block_multiple_of": 8}
+    return _made("Lfm2ForCausalLM", _config("Lfm2Config", vocab_size=VOCAB_SIZE, **sizes), seed)
+
+
+@cache
+def granite_hybrid(seed: int = 0) -> torch.nn.Module:
+    layers = ["linear_attention", "full_attention", "linear_attention"]
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16}
+    more = {"layer_types": layers, "attention_multiplier": 0.35, "residual_multiplier": 0.8, "logits_scaling": 1.0}
+    config = _config("GraniteMoeHybridConfig", vocab_size=VOCAB_SIZE, **THREE, **MAMBA, **experts, **more)
+    return _made("GraniteMoeHybridForCausalLM", config, seed)
+
+
+@cache
+def bamba(seed: int = 0) -> torch.nn.Module:
+    config = _config("BambaConfig", vocab_size=VOCAB_SIZE, attn_layer_indices=[1], **THREE, **MAMBA)
+    return _made("BambaForCausalLM", config, seed)
+
+
+@cache
+def nemotron_h(seed: int = 0) -> torch.nn.Module:
+    sizes = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
+    config = _config(
+        "NemotronHConfig",
+        vocab_size=VOCAB_SIZE,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
+        head_dim=8,
+        mamba_num_heads=8,
+        mamba_head_dim=8,
+        n_groups=2,
+        ssm_state_size=6,
+        conv_kernel=4,
+        chunk_size=8,
+        **sizes,
+    )
+    return _made("NemotronHForCausalLM", config, seed)
+
+
+MODELS: dict[str, tuple[Callable[..., torch.nn.Module], Callable[[], Any], tuple[Any, ...]]] = {
+    "qwen3_next": (qwen3_next, make_tokenizer, ()),
+    "qwen3_5": (qwen3_5, qwen3_vl_processor, SHOWN),
+    "qwen3_5_moe": (qwen3_5_moe, qwen3_vl_processor, SHOWN),
+    "lfm2": (lfm2, make_tokenizer, ()),
+    "granitemoehybrid": (granite_hybrid, make_tokenizer, ()),
+    "bamba": (bamba, make_tokenizer, ()),
+    "nemotron_h": (nemotron_h, make_tokenizer, ()),
+}
+"""By family: the model, its processor, and the sizes and placeholders of its pictures."""
