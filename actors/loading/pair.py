@@ -14,6 +14,7 @@ from actors.loading.drafters import Head, check_head, check_layers, is_head, loa
 from actors.loading.generation import Generation, follow
 from actors.loading.grammar import check_output, compile_output
 from actors.loading.loaded_pair import LoadedPair, compile_models
+from actors.loading.recurrent import check_recurrent
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
@@ -73,19 +74,20 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
     revisions = {"target": target_revision}
     if front_end.special_tokens_changed:
         revisions["special_tokens"] = "as apply_chat_template"
-    drafter_id, shares_front_end = "", True
+    drafter_id, shares_front_end, drafter_config = "", True, None
     if method.needs_checkpoint:
         assert drafter is not None
         if is_head(config):
             revisions["drafter"] = check_head(config, drafter, target_config, front_end)
         else:
-            _, drafter_front_end, revisions["drafter"] = _describe("model.drafter", drafter)
+            drafter_config, drafter_front_end, revisions["drafter"] = _describe("model.drafter", drafter)
             _check_vocabulary(front_end, drafter_front_end, drafter.path)
             shares_front_end = front_end.reads_like(drafter_front_end)
         drafter_id = f"{drafter.path}@{revisions['drafter']}"
     for index, context in enumerate(method.contexts):
         if isinstance(context, CaptionContextConfig):
             *_, revisions[f"captioner_{index}"] = _describe(f"method.contexts.{index}", context)
+    check_recurrent(method, target_config, drafter_config)
     check_layers(method, target.path, target_config.get_text_config().num_hidden_layers)
     for index, (where, section) in enumerate(method.places.items()):
         choice = getattr(section.drafter, "vocabulary", None)

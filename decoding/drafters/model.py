@@ -62,6 +62,7 @@ class ModelDrafter(Drafter):
         widest = max(width for _, width in catch_up_widths(most_pending))
         capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, widest) + CATCH_UP
         self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
+        self.lanes.check_siblings(spec.max_siblings, self.model.name)
         self.merge.open(spec, len(self.contexts))
         self._max_prefill_tokens = spec.max_prefill_tokens
         device = self.model.device

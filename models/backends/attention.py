@@ -268,6 +268,12 @@ def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
     view = copy.copy(decoder)
     view._modules = dict(decoder._modules)
     view.layers = nn.ModuleList(layers)
+    kinds = getattr(decoder.config, "layer_types", None)
+    if kinds and len(set(kinds)) > 1:
+        # Decoders read the type of a layer at its place among the layers that run.
+        view.config = copy.copy(decoder.config)
+        view.config.layer_types = [kinds[index] for index in indices]
+        view.config.num_hidden_layers = len(indices)
     return view
 
 

@@ -15,8 +15,8 @@ class RaggedCache:
 
     A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
     (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
-    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block. `states` are those
-    of recurrent layers, None if there are none; layers without attention have no K and V.
+    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block. `states` are
+    those of recurrent layers, None if there are none; layers without attention have no K and V.
     """
 
     states: RecurrentStates | None = None

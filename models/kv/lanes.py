@@ -181,6 +181,12 @@ class LaneModel:
             if states is not None:
                 states.has_run = True
 
+    def check_siblings(self, most: int | None, name: str) -> None:
+        """Raise ValueError if the model has recurrent layers and a node of a tree may have `most` children, None if
+        that is unknown: their states follow one path."""
+        if self.cache.states is not None and most != 1:
+            raise ValueError(f"{name} has recurrent layers, whose states follow one path; use the tree 'chain'")
+
     def split(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Split the states (…, W) of a forward into last hidden states (…, D) and features (…, F)."""
         return self._features.split(states)
@@ -190,7 +196,12 @@ class LaneModel:
         self.rows.empty(slots)
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
-        """Return a runner of only the layers `indices`, in ascending order, for `forward`."""
+        """Return a runner of only the layers `indices`, in ascending order, for `forward`.
+
+        Raises ValueError for a model with recurrent layers, whose states a forward of other layers would change.
+        """
+        if self.cache.states is not None:
+            raise ValueError("a model with recurrent layers does not draft with a part of its layers")
         return self._run.of_layers(indices)
 
     def forward(

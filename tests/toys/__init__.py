@@ -49,6 +49,7 @@ __all__ = [
     "prompt",
     "randomise",
     "save",
+    "takes_images",
     "target",
     "text_config",
     "with_video",
@@ -91,6 +92,10 @@ FAMILIES = {
 RECURRENT = {name: Family(model, make, *shown) for name, (model, make, shown) in recurrent.MODELS.items()}
 """Families with recurrent layers, which verify chains only."""
 _ALL = FAMILIES | RECURRENT
+
+
+def takes_images(family: str) -> bool:
+    return _ALL[family].takes_images
 
 
 @cache

@@ -127,7 +127,7 @@ class RecurrentStates:
     ) -> StatesStep:
         """Return the step of `num_nodes` nodes behind `offset` nodes of the same step; accepted inputs are pending no
         more."""
-        self._reserve(offset + num_nodes)
+        self.reserve(offset + num_nodes)
         most = max((self._most_kept[slot] for slot in slots), default=0)
         if is_in_whole_step() and (recorded := max(most, offset + num_nodes)) > self._most_recorded:
             self._most_recorded, self.version = recorded, self.version + 1
@@ -196,7 +196,7 @@ class RecurrentStates:
         self.version += 1
         return like.new_zeros((self.num_rows, *shape), dtype=dtype)
 
-    def _reserve(self, num_nodes: int) -> None:
+    def reserve(self, num_nodes: int) -> None:
         """Make room for the inputs of `num_nodes` nodes."""
         if num_nodes > self.capacity:
             self.capacity = num_nodes

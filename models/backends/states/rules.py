@@ -106,11 +106,11 @@ def scan(
     original: Function,
     hidden_states: Tensor,
     dt: Tensor,
-    A: Tensor,  # noqa: N803
-    B: Tensor,  # noqa: N803
-    C: Tensor,  # noqa: N803
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
     chunk_size: int,
-    D: Tensor | None = None,  # noqa: N803
+    D: Tensor | None = None,
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     dt_softplus: bool = False,
@@ -142,11 +142,9 @@ def scan(
     skip = None if D is None else D[:, None].expand(-1, head_dim)
 
     def run(x: Tensor, times: Tensor, inputs: Tensor, outputs: Tensor, residual: Tensor | None) -> Tensor:
-        parts = [
-            update(state, x[:, i], times[:, i, :, None].expand(-1, -1, head_dim), wide, inputs[:, i], outputs[:, i], residual)
-            for i in range(x.shape[1])
-        ]
-        return torch.stack(parts, dim=1)
+        times = times[..., None].expand(-1, -1, -1, head_dim)
+        each = zip(*(part.unbind(1) for part in (x, times, inputs, outputs)), strict=True)
+        return torch.stack([update(state, x, dt, wide, B, C, residual) for x, dt, B, C in each], dim=1)
 
     if step.memory.kept and (num_replayed := step.offset or step.num_replayed):
         kept = [step.read(step.memory.kept[name])[:, :num_replayed] for name in ("x", "dt", "B")]
