@@ -6,16 +6,17 @@ prompts of the tests are longer and shorter than a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedConfig
 
-from decoding.conformance.toys import SIZES, VOCAB_SIZE, randomise
-from tests.toys.qwen_vl import DEEPSTACK, IDS, SHOWN, VISION, qwen3_vl_processor
+from decoding.conformance.toys import IMAGE_ID, SIZES, VOCAB_SIZE, randomise
+from tests.toys.qwen_vl import DEEPSTACK, IDS, PATCH_PX, SHOWN, VISION, qwen3_vl_processor
 from tests.toys.weights import make_tokenizer
 
 DELTA: dict[str, Any] = {
@@ -104,6 +105,51 @@ def lfm2(seed: int = 0) -> torch.nn.Module:
 
 
 @cache
+def lfm2_vl(seed: int = 0) -> torch.nn.Module:
+    text = THREE | {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3, "block_multiple_of": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = _config(
+        "Lfm2VlConfig",
+        text_config={"model_type": "lfm2", "vocab_size": VOCAB_SIZE, **text},
+        vision_config={"model_type": "siglip2_vision_model", "patch_size": PATCH_PX, "num_patches": 16, **vision},
+        image_token_id=IMAGE_ID,
+        projector_hidden_size=24,
+        tie_word_embeddings=False,
+    )
+    return _made("Lfm2VlForConditionalGeneration", config, seed)
+
+
+class PatchProcessor:
+    """Cuts images into the patches that LFM2-VL reads; its own image processor needs torchvision."""
+
+    image_token = "<image>"
+    image_processor = None
+
+    def __init__(self) -> None:
+        self.tokenizer = make_tokenizer()
+
+    def __call__(self, text: str, images: Sequence[Any] = (), **options: Any) -> dict[str, torch.Tensor]:
+        patches, shapes = [], []
+        for image in images:
+            pixels = torch.from_numpy(np.asarray(image).copy()).float() / 127.5 - 1.0
+            height, width = (2 * (side // (2 * PATCH_PX)) for side in pixels.shape[:2])
+            cut = pixels[: height * PATCH_PX, : width * PATCH_PX].reshape(height, PATCH_PX, width, PATCH_PX, 3)
+            patches.append(cut.transpose(1, 2).reshape(height * width, -1))
+            shapes.append((height, width))
+        pieces = text.split(self.image_token)
+        counts = [height * width // 4 for height, width in shapes]
+        assert len(counts) == len(pieces) - 1, "as many images as placeholders"
+        text = pieces[0] + "".join(self.image_token * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
+        made: dict[str, torch.Tensor] = dict(self.tokenizer(text, **options))
+        if patches:
+            padded = torch.nn.utils.rnn.pad_sequence(patches, batch_first=True)
+            lengths = torch.tensor([len(part) for part in patches])
+            made["pixel_values"], made["spatial_shapes"] = padded, torch.tensor(shapes)
+            made["pixel_attention_mask"] = (torch.arange(padded.shape[1]) < lengths[:, None]).long()
+        return made
+
+
+@cache
 def granite_hybrid(seed: int = 0) -> torch.nn.Module:
     layers = ["linear_attention", "full_attention", "linear_attention"]
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16}
@@ -142,6 +188,7 @@ MODELS: dict[str, tuple[Callable[..., torch.nn.Module], Callable[[], Any], tuple
     "qwen3_5": (qwen3_5, qwen3_vl_processor, SHOWN),
     "qwen3_5_moe": (qwen3_5_moe, qwen3_vl_processor, SHOWN),
     "lfm2": (lfm2, make_tokenizer, ()),
+    "lfm2_vl": (lfm2_vl, PatchProcessor, (((16, 16), (24, 16), (16, 32)), "<image>")),
     "granitemoehybrid": (granite_hybrid, make_tokenizer, ()),
     "bamba": (bamba, make_tokenizer, ()),
     "nemotron_h": (nemotron_h, make_tokenizer, ()),
