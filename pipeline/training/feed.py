@@ -207,6 +207,8 @@ def _identity(job: TrainDrafterJobConfig, inputs: Inputs, learner: Learner, revi
     parts = {name: config[name] for name in ("source", "prompt", "answer_column", "answer_prefix", "target")}
     parts |= {"read": inputs.source.model_dump(mode="json"), "image": image, "revision": revision}
     parts |= {"asked": [part and part.model_dump(mode="json") for part in (options.prompt, options.columns)]}
+    if inputs.template_options:
+        parts |= {"template_options": inputs.template_options}
     parts |= {"max_tokens": job.training.max_tokens, "layers": learner.task.feature_layers}
     if isinstance(learner.target, Target) and learner.target.front_end.special_tokens_changed:
         parts |= {"special_tokens": "as apply_chat_template"}

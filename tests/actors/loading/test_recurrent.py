@@ -40,7 +40,7 @@ def method(**sections: Any) -> MethodConfig:
     return MethodConfig.model_validate_json(json.dumps(sections))
 
 
-def job(target: Path, drafter: Path | None, **sections: Any) -> CaptionJobConfig:
+def job(target: Path, drafter: Path | None, sections: dict[str, Any]) -> CaptionJobConfig:
     weights = {"dtype": "float32", "device": "cpu"}
     model = {"target": {"path": str(target), **weights}}
     if drafter is not None:
@@ -76,7 +76,7 @@ def test_methods_that_do_not_suit_recurrent_layers_are_refused_before_weights_ar
 ) -> None:
     monkeypatch.setattr("models.target.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match=reason):
-        pair.check(job(folders[target], folders["lfm2"], **section))
+        pair.check(job(folders[target], folders["lfm2"], section))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_methods_that_do_not_suit_recurrent_layers_are_refused_before_weights_ar
     ],
 )
 def test_chains_are_taken(section: dict[str, Any], folders: dict[str, Path]) -> None:
-    pair.check(job(folders["lfm2"], folders["lfm2"], **section))
+    pair.check(job(folders["lfm2"], folders["lfm2"], section))
 
 
 def test_trees_without_branches_are_chains() -> None:
