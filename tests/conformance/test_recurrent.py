@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import JambaConfig, JambaForCausalLM
 
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
@@ -16,12 +17,15 @@ from decoding.drafters import LayerSkipDrafter, LookupDrafter, ModelDrafter
 from decoding.trees import Chain, DynamicTree, SageTree, StaticTree, branching_paths
 from models.backends.states.layers import recurrent_layers
 from models.kv.lanes import LaneModel, SlotBatch
+from models.loading.checkpoints import CheckpointError
+from models.target import Target
 from tests import toys
 from tests.conformance import checks, recurrent, sharing
 from tests.conformance.catch_up import LONG, MIXED
 from tests.conformance.methods import METHODS
 from tests.conformance.recurrent import FAMILIES, KINDS, VISUAL
 from tests.covering import tiers
+from tests.toys.text import SIZES
 
 DRAFTERS = ("none", "perturbed", "wrong", "right")
 METHOD_NAMES = ("plain", "sd-chain", "lookup", "suffix", "jacobi")
@@ -166,6 +170,16 @@ def test_models_without_recurrent_layers_have_no_states() -> None:
     target = toys.target("llama")
     assert recurrent_layers(target.decoder) == {}
     assert target.lanes(1, 1, 8).cache.states is None
+
+
+def test_layers_of_unknown_rules_are_refused_by_their_type() -> None:
+    experts = {"num_experts": 2, "expert_layer_period": 2, "expert_layer_offset": 1}
+    layers = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4}
+    config = JambaConfig(vocab_size=toys.VOCAB_SIZE, use_mamba_kernels=False, **SIZES, **experts, **layers)
+    model = JambaForCausalLM(config).eval()
+    assert recurrent_layers(model.model) == {}
+    with pytest.raises(CheckpointError, match=r"it has layers of type (linear_attention|mamba)"):
+        Target(model, toys.front_end("llama"), "jamba")
 
 
 @torch.inference_mode()

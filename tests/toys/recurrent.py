@@ -183,6 +183,22 @@ def nemotron_h(seed: int = 0) -> torch.nn.Module:
     return _made("NemotronHForCausalLM", config, seed)
 
 
+@cache
+def falcon_h1(seed: int = 0) -> torch.nn.Module:
+    # Attention and Mamba 2 in each layer.
+    config = _config("FalconH1Config", vocab_size=VOCAB_SIZE, head_dim=8, mamba_d_ssm=64, **THREE, **MAMBA)
+    return _made("FalconH1ForCausalLM", config, seed)
+
+
+@cache
+def olmo_hybrid(seed: int = 0) -> torch.nn.Module:
+    layers = ["linear_attention", "full_attention", "linear_attention"]
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    config = _config("OlmoHybridConfig", vocab_size=VOCAB_SIZE, layer_types=layers, **THREE, **heads, **sizes)
+    return _made("OlmoHybridForCausalLM", config, seed)
+
+
 MODELS: dict[str, tuple[Callable[..., torch.nn.Module], Callable[[], Any], tuple[Any, ...]]] = {
     "qwen3_next": (qwen3_next, make_tokenizer, ()),
     "qwen3_5": (qwen3_5, qwen3_vl_processor, SHOWN),
@@ -192,5 +208,7 @@ MODELS: dict[str, tuple[Callable[..., torch.nn.Module], Callable[[], Any], tuple
     "granitemoehybrid": (granite_hybrid, make_tokenizer, ()),
     "bamba": (bamba, make_tokenizer, ()),
     "nemotron_h": (nemotron_h, make_tokenizer, ()),
+    "falcon_h1": (falcon_h1, make_tokenizer, ()),
+    "olmo_hybrid": (olmo_hybrid, make_tokenizer, ()),
 }
 """By family: the model, its processor, and the sizes and placeholders of its pictures."""

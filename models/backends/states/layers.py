@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ CONVOLUTION, DELTA, MAMBA = "causal_conv1d_fn", "torch_chunk_gated_delta_rule", 
 """Functions that recurrent layers call if they are given no cache."""
 SINGLE = {DELTA: "torch_recurrent_gated_delta_rule", MAMBA: "mamba2_selective_state_update"}
 """The forms of these functions for single tokens."""
+UPDATE = "causal_conv1d_update"
+OTHER_RULES = re.compile(r"scan|rule|chunk|recurrent|update")
+"""Names of functions of other rules, such as those of Mamba 1; layers that call them have states that are unknown."""
 KINDS = {DELTA: "gated delta rule", MAMBA: "Mamba 2", CONVOLUTION: "short convolution"}
 
 _running: ContextVar[StatesStep | None] = ContextVar("states of the running forward", default=None)
@@ -73,7 +77,8 @@ def _kind_of(layer: type[nn.Module]) -> str | None:
     for name, single in SINGLE.items():
         if name in called:
             return KINDS[name] if name in known and single in known else None
-    return KINDS[CONVOLUTION]
+    others = {name for name in called - {UPDATE} if OTHER_RULES.search(name) and callable(known.get(name))}
+    return None if others else KINDS[CONVOLUTION]
 
 
 def _note_layer(module: nn.Module, _: Any) -> None:
