@@ -41,8 +41,7 @@ def check_recurrent(method: MethodConfig, target: Any, drafter: Any | None) -> N
 
 
 def is_chain(method: MethodConfig) -> bool:
-    """Return whether no node of a method's trees has two children, as far as the configuration says: engines check
-    external trees."""
+    """Return whether no node of a method's trees has two children; true for external trees, which engines check."""
     tree = method.tree
     if isinstance(tree, StaticTreeConfig):
         return tree.name is None and all(width == 1 for width in tree.branching) and not any(map(any, tree.paths))
