@@ -115,7 +115,7 @@ class ModelDrafter(Drafter):
         limit = CATCH_UP if num_levels else self._pending.shape[1] - 2
         if most > limit or self._skipped.intersection(slots.ids):
             return None
-        return self.lanes.replay_key() if num_levels else ()
+        return self.lanes.replay_key(slots) if num_levels else ()
 
     def replayed(self, slots: SlotBatch, num_levels: int) -> None:
         if num_levels:

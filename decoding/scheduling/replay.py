@@ -158,7 +158,7 @@ class StepRunner:
         if size * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
         parts = (
-            self.lanes.replay_key(),
+            self.lanes.replay_key(slots),
             method.drafter.replay_key(slots, depth),
             method.tree.replay_key(slots),
             method.acceptance.replay_key(slots),

@@ -264,14 +264,14 @@ class LaneModel:
         """Whether forwards are replayed as CUDA graphs."""
         return self._run.is_captured
 
-    def replay_key(self) -> Hashable | None:
-        """Return the host state that the kernels of forwards and commits depend on; None if they depend on the lengths
-        of rows."""
+    def replay_key(self, slots: SlotBatch) -> Hashable | None:
+        """Return the host state that the kernels of forwards and commits of `slots` depend on; None if they depend on
+        the lengths of rows."""
         if not (self.cache.is_made and self.rows.are_indexed):
             return None
         if (states := self.cache.states) is None:
             return self.rows.axes is None, self._num_temporary
-        key = states.replay_key()
+        key = states.replay_key(slots.ids)
         return None if key is None else (self.rows.axes is None, self._num_temporary, key)
 
     def logits(self, hidden: Tensor) -> Tensor:

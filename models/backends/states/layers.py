@@ -59,12 +59,22 @@ def install(decoder: nn.Module) -> None:
             module.register_forward_pre_hook(_note_layer)
 
 
+def is_recurrent(module: nn.Module) -> bool:
+    """Return whether a module is a recurrent layer whose functions are known."""
+    return _rule_of(module) is not None
+
+
 def _found(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     for module in getattr(decoder, "layers", nn.Module()).modules():
-        if hasattr(module, "layer_idx") and (kind := _kind_of(type(module))) is not None:
-            num_convolutions = sum(isinstance(child, nn.Conv1d) for child in module.children())
-            if num_convolutions == 1:
-                yield module, kind
+        if (kind := _rule_of(module)) is not None:
+            yield module, kind
+
+
+def _rule_of(module: nn.Module) -> str | None:
+    if not hasattr(module, "layer_idx") or (kind := _kind_of(type(module))) is None:
+        return None
+    num_convolutions = sum(isinstance(child, nn.Conv1d) for child in module.children())
+    return kind if num_convolutions == 1 else None
 
 
 @functools.cache

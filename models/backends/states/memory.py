@@ -157,10 +157,11 @@ class RecurrentStates:
         for tensor in self.tensors():
             tensor[rows.to(tensor.device)] = tensor[source.to(tensor.device)]
 
-    def replay_key(self) -> int | None:
-        """Return the host state that the kernels of a recorded step depend on; None if more inputs are kept than a
-        recorded step replays."""
-        return None if 0 < self._most_recorded < max(self._most_kept) else self.version
+    def replay_key(self, slots: Sequence[int]) -> int | None:
+        """Return the host state that the kernels of a recorded step of `slots` depend on; None if more inputs are kept
+        than a recorded step replays."""
+        most = max((self._most_kept[slot] for slot in slots), default=0)
+        return None if 0 < self._most_recorded < most else self.version
 
     def num_bytes(self) -> dict[torch.device, int]:
         """Return the bytes of all states by device."""

@@ -1,7 +1,7 @@
 """Rules of recurrent layers: how the functions that a stock layer calls read and write the states of rows.
 
-The layers of transformers call a causal convolution and a recurrent function, and are given no cache. Each rule replaces
-one of these functions during a forward of the engine. It calls the function of transformers itself, or the
+The layers of transformers call a causal convolution and a recurrent function, and are given no cache. Each rule
+replaces one of these functions during a forward of the engine. It calls the function of transformers itself, or the
 kernel that transformers selects: over whole prompts in its form for chunks, over the nodes of a step in its form for
 single tokens, so that N nodes give what N steps of one token give. A token with β = 0 and g = 0 (dt = 0 in Mamba 2)
 leaves a state unchanged, bit by bit; padding and nodes that were not accepted are such tokens.

@@ -19,6 +19,7 @@ from configs.method import MethodConfig
 from configs.pool import EnginePoolConfig
 from configs.schema import CaptionJobConfig
 from decoding import Engine
+from models.backends.layers import are_alike
 from tests import toys
 from tests.conformance import checks
 from tests.conformance.recurrent import FAMILIES, KINDS
@@ -137,3 +138,11 @@ def test_the_slot_count_includes_states(monkeypatch: pytest.MonkeyPatch) -> None
 def test_models_without_recurrent_layers_have_no_states() -> None:
     target = toys.target("llama")
     assert slot_state_bytes(CHAIN, target, target) == {}
+
+
+def test_equal_layers_with_states_are_not_compiled_as_one() -> None:
+    # Each layer of Falcon-H1 has attention and a state.
+    target = toys.target("falcon_h1")
+    assert not are_alike(list(target.decoder.layers))  # type: ignore[arg-type]
+    assert not target.compile()
+    assert are_alike(list(toys.target("llama").decoder.layers))  # type: ignore[arg-type]
