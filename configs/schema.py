@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, StringConstraints, model_validator
 
 from configs.acceptance import AuditConfig, ExactAcceptanceConfig, LanternAcceptanceConfig
 from configs.method import MethodConfig
@@ -28,6 +28,10 @@ class MessageConfig(Section):
     """Whether this turn carries the row's images; by default the first user turn does."""
 
 
+OptionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w{0,63}$")]
+OptionValue = bool | int | FiniteFloat | Annotated[str, StringConstraints(max_length=4096)] | None
+
+
 class PromptConfig(Section):
     """The prompt: either the text of a single user turn, or messages."""
 
@@ -36,22 +40,34 @@ class PromptConfig(Section):
     # Not strict, because the short form is validated as Python data, in which lists are not accepted for tuples.
     messages: Annotated[tuple[MessageConfig, ...], Field(strict=False)] = ()
     """The turns of a conversation."""
+    template_options: Annotated[dict[OptionName, OptionValue], Field(max_length=32)] = Field(default_factory=dict)
+    """Values that the target's chat template reads besides the messages, such as `enable_thinking: false`. With
+    `columns.messages`, the section has these alone."""
     answer_prefix: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
     """Text that the [answer begins with](../guides/caption.md#answer-prefixes), taken literally; the target continues
     it."""
     keep_answer_prefix: bool = True
     """Whether `generated_text` begins with `answer_prefix`."""
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether the section has a prompt, and not only options of the chat template."""
+        return self.text is not None or bool(self.messages)
+
     def content(self) -> dict[str, Any]:
-        """Return the fields that determine the output; outputs that are older than the prefix have the same content
-        without one."""
+        """Return the fields that determine the output; outputs that are older than a key have the same content without
+        it."""
         data = self.model_dump(mode="json")
+        if not self.template_options:
+            del data["template_options"]
         if self.answer_prefix is None:
             del data["answer_prefix"], data["keep_answer_prefix"]
         return data
 
     @model_validator(mode="after")
     def _one_of(self) -> PromptConfig:
+        if not self.has_turns and self.template_options:
+            return self
         if (self.text is None) == (not self.messages):
             raise ValueError("give either prompt.text or prompt.messages, and not both")
         if self.messages and self.messages[-1].role != "user":
@@ -370,9 +386,10 @@ class CaptionJobConfig(DatasetJobConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> CaptionJobConfig:
-        if (self.prompt is None) == (self.columns.messages is None):
+        has_prompt = self.prompt is not None and self.prompt.has_turns
+        if has_prompt == (self.columns.messages is not None):
             raise ValueError("give either prompt or columns.messages, and not both")
-        if self.columns.prompts is not None and self.prompt is None:
+        if self.columns.prompts is not None and not has_prompt:
             raise ValueError("columns.prompts fill the template of prompt; a conversation is asked once")
         if isinstance(self.method.acceptance, LanternAcceptanceConfig):
             raise ValueError("method.acceptance 'lantern' accepts codes of similar images, and a text has none")
@@ -451,6 +468,11 @@ class CaptionJobConfig(DatasetJobConfig):
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
         if self.prompt is not None and self.prompt.answer_prefix is not None:
             raise ValueError("prompt.answer_prefix: the structure of output decides how a text begins; leave it out")
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Options of the target's chat template."""
+        return {} if self.prompt is None else dict(self.prompt.template_options)
 
     @property
     def has_conversations(self) -> bool:

@@ -283,6 +283,10 @@ class TrainDrafterJobConfig(Section):
             raise ValueError("give either answer_column, for a target that writes text, or image")
         if self.image is not None and self.image.condition is not None and not self.prompt.text:
             raise ValueError("image.condition encodes the prompt, so prompt must name the caption, as in '{caption}'")
+        if not self.prompt.has_turns:
+            raise ValueError("prompt: give prompt.text or prompt.messages beside prompt.template_options")
+        if self.image is not None and self.prompt.template_options:
+            raise ValueError("prompt.template_options: a target that generates images has no chat template")
         if self.source.video.cuts:
             raise ValueError(
                 f"source.video.{self.source.video.cut_by}: an answer is to a whole video, not to clips of it"

@@ -55,7 +55,7 @@ class EngineSpec:
     logits `guidance` merges. While drafting is paused, a sample generates at most `max_missed_tokens` tokens.
     `max_prefill_tokens` limits the tokens of one prefill forward; None is no limit. `lanes` is the target over its KV
     cache, for drafters with `shares_cache`; it is None in tests of single parts. `constraints` are the
-    grammars of the slots.
+    grammars of the slots; `max_siblings` is that of the tree policy.
     """
 
     num_slots: int
@@ -75,6 +75,7 @@ class EngineSpec:
     max_prefill_tokens: int | None = None
     lanes: LaneModel | None = None
     constraints: Constraints | None = None
+    max_siblings: int | None = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +245,8 @@ class TreePolicy(ABC):
     max_frontier_nodes: int
     """Maximum number of nodes, the root excluded, that the drafter runs in one step."""
     max_grown_nodes: int
+    max_siblings: int | None = None
+    """Maximum number of children of a node; None if unknown. With 1, all trees are chains."""
     checks_numbers: bool = False
     """Whether the policy reads `DraftLogits.given` and sets `DraftTree.failed`, instead of `DraftLogits.logits`."""
 

@@ -64,6 +64,7 @@ class Engine:
         num_scratch = method.tree.num_scratch(method.drafter.shares_cache)
         capacity = max_context_tokens + num_scratch
         self._lanes = target.lanes(slots, target.num_lanes, capacity, layers, num_pages)
+        self._lanes.check_siblings(method.tree.max_siblings, target.name)
         self._slots = SlotTable(slots, target.vocab_size, target.device, target.eos_ids)
         limits = max_context_tokens, max_prefill_tokens
         self._admission = Admission(target, *limits, self._lanes.rows, num_scratch)
@@ -94,6 +95,7 @@ class Engine:
             max_prefill_tokens=max_prefill_tokens,
             lanes=self._lanes,
             constraints=self._slots.constraints,
+            max_siblings=method.tree.max_siblings,
         )
         method.drafter.open(spec)
         method.tree.open(spec)

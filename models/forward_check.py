@@ -163,8 +163,16 @@ def _engine_logits(
     first = [lanes.logits(states) for states in prefill.states]
     depth = torch.arange(NUM_NODES, device=nodes.device).expand(len(prefixes), -1)
     visible = depth[:, :, None] >= depth[:, None]
-    hidden = lanes.forward(slots, nodes.expand(len(prefixes), -1), depth, visible)
-    return first, list(lanes.logits(hidden[:, 0]))
+    every = nodes.expand(len(prefixes), -1)
+    if lanes.cache.states is None:
+        return first, list(lanes.logits(lanes.forward(slots, every, depth, visible)[:, 0]))
+    # The states of recurrent layers follow accepted tokens: half of the nodes, of which the others are rejected.
+    half = NUM_NODES // 2
+    drafted = lanes.forward(slots, torch.cat([every[:, :half], every.flip(1)[:, half:]], dim=1), depth, visible)
+    lanes.commit(slots, depth[:, :0], torch.full_like(index, half))
+    slots = SlotBatch(index, slots.ids, (1 + half,) * len(prefixes))
+    hidden = lanes.forward(slots, every[:, half:], depth[:, :half], visible[:, :half, :half])
+    return first, list(lanes.logits(torch.cat([drafted[:, 0, :half], hidden[:, 0]], dim=1)))
 
 
 def _reference_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from actors.loading.generation import Generation, follow
 from actors.loading.grammar import check_output, compile_output
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.mtp import check_native, load_native
+from actors.loading.recurrent import check_recurrent
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
@@ -92,6 +93,7 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
     target_config, front_end, target_revision = _describe("model.target", target)
     vocab_size = max(target_config.get_text_config().vocab_size, len(front_end.tokenizer))
     check_output(config, front_end.tokenizer, vocab_size)
+    set_template_options(config.template_options, front_end, target.path)
     generation = follow(config, "model.target", vocab_size)
     revisions = {"target": target_revision}
     if front_end.special_tokens_changed:
@@ -100,7 +102,7 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
     if target.adapter is not None:
         revisions["target_adapter"] = check_adapter("model.target", target, target_config)
         target_id += f"+{target.adapter}@{revisions['target_adapter']}"
-    drafter_id, shares_front_end = "", True
+    drafter_id, shares_front_end, drafter_config = "", True, None
     if method.needs_checkpoint:
         assert drafter is not None
         if is_head(config):
@@ -118,6 +120,7 @@ def check(config: CaptionJobConfig) -> TextPairInfo:
         if isinstance(context, CaptionContextConfig):
             *_, revisions[f"captioner_{index}"] = _describe(f"method.contexts.{index}", context)
     has_mtp = check_native(config, target_config.get_text_config().num_hidden_layers)
+    check_recurrent(method, target_config, drafter_config)
     check_layers(method, target.path, target_config.get_text_config().num_hidden_layers)
     for index, (where, section) in enumerate(method.places.items()):
         choice = getattr(section.drafter, "vocabulary", None)
@@ -135,6 +138,7 @@ def load(config: CaptionJobConfig) -> Pair:
     # A drafter runs on the first GPU, so the target's layers leave room for it there.
     reserved_bytes = 0 if smaller is None else smaller.num_bytes
     target = load_target(model.target, "model.target", max(1, int(config.pool.gpus)), reserved_bytes, longest)
+    target.front_end.template_options = config.template_options
     models, head = [target], None
     if smaller is not None:
         smaller.share_front_end(target, SHARED_INPUT_BYTES)
@@ -151,6 +155,16 @@ def load(config: CaptionJobConfig) -> Pair:
     if config.output is not None:
         grammar = compile_output(config.output, target.front_end.tokenizer, target.vocab_size, target.eos_ids)
     return Pair(config, target, smaller or head, info, grammar=grammar)
+
+
+def set_template_options(options: dict[str, Any], front_end: FrontEnd, path: str) -> None:
+    """Set the options of a front end's chat template; ConfigError if the template of `path` does not read one."""
+    if unread := front_end.unread_options(options):
+        raise ConfigError(
+            f"prompt.template_options.{unread[0]}: the chat template of {path} does not read '{unread[0]}'; leave it "
+            "out, or take a name that the template reads"
+        )
+    front_end.template_options = options
 
 
 def load_target(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from actors.loading.method import DrafterModel, build_tree
+from actors.loading.state_bytes import slot_state_bytes
 from configs.drafters import LayerSkipDrafterConfig, ModelDrafterConfig, MtpDrafterConfig, NoDrafterConfig
 from configs.method import MethodConfig
 from configs.pool import EnginePoolConfig
@@ -67,7 +68,9 @@ def count_slots(
     drafter_position = _drafter_position(drafter)
     per_slot = Sizes()
     for method in methods:
-        per_slot |= slot_bytes(method, target, target_position, drafter_position, max_context_tokens)
+        sizes = slot_bytes(method, target, target_position, drafter_position, max_context_tokens)
+        sizes.update(slot_state_bytes(method, target, drafter))  # adds
+        per_slot |= sizes
     # Images have one length, so that they gain nothing from pages.
     is_paged = target.max_new_tokens is None and reads_rows(target.decoder, target.hidden_size)
     shares = dict.fromkeys(per_slot, 0)
@@ -157,6 +160,8 @@ def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, i
     cache = _filled(decoder, hidden_size).cache
     sizes: dict[torch.device, int] = {}
     for memory in (*cache.keys, *cache.values):
+        if memory is None and cache.states is not None:
+            continue  # a layer without attention
         assert memory is not None, "a layer of the decoder has written nothing"
         num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
         sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes

@@ -131,7 +131,7 @@ class FeatureDrafter(Drafter):
         """See `Drafter.replay_key`; steps that encode buffered tokens have none."""
         missed = self._missed
         if num_levels:
-            return None if any(missed.most[slot] for slot in slots.ids) else self.lanes.replay_key()
+            return None if any(missed.most[slot] for slot in slots.ids) else self.lanes.replay_key(slots)
         # A step that runs again adds its token twice.
         has_room = all(missed.most[slot] + 2 < missed.limit for slot in slots.ids)
         return () if has_room and not missed.skipped.intersection(slots.ids) else None

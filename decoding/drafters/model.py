@@ -62,6 +62,7 @@ class ModelDrafter(Drafter):
         widest = max(width for _, width in catch_up_widths(most_pending))
         capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, widest) + CATCH_UP
         self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
+        self.lanes.check_siblings(spec.max_siblings, self.model.name)
         self.merge.open(spec, len(self.contexts))
         self._max_prefill_tokens = spec.max_prefill_tokens
         device = self.model.device
@@ -114,7 +115,7 @@ class ModelDrafter(Drafter):
         limit = CATCH_UP if num_levels else self._pending.shape[1] - 2
         if most > limit or self._skipped.intersection(slots.ids):
             return None
-        return self.lanes.replay_key() if num_levels else ()
+        return self.lanes.replay_key(slots) if num_levels else ()
 
     def replayed(self, slots: SlotBatch, num_levels: int) -> None:
         if num_levels:

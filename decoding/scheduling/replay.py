@@ -130,7 +130,9 @@ class StepRunner:
                     continue
                 with whole_step():
                     self.recorder.run_beside(self._step(method, slots, rows, depth))
-                if (recording := self._record(method, slots, rows, depth)) is not None:
+                # The first run may have allocated memory that a recording needs.
+                key = self._key_of(method, slots, size, rows, depth)
+                if key is not None and (recording := self._record(method, slots, rows, depth)) is not None:
                     self._recordings[key] = recording
 
     def _replay(self, recording: Recording, method: Method, slots: SlotBatch, depth: int) -> StepResult:
@@ -156,7 +158,7 @@ class StepRunner:
         if size * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
         parts = (
-            self.lanes.replay_key(),
+            self.lanes.replay_key(slots),
             method.drafter.replay_key(slots, depth),
             method.tree.replay_key(slots),
             method.acceptance.replay_key(slots),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
 from models.backends.cache import RaggedCache
+from models.backends.states.layers import running
+from models.backends.states.memory import StatesStep
 
 IMPLEMENTATION = "draftfleet_ragged"
 
@@ -83,7 +86,8 @@ class AttentionStep:
     `columns` (r, N): KV positions to write. `mask` (r, 1, N, window) is added to the scores: 0 for positions that a
     node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
     only. If `kernel` is set, it runs instead of torch's scaled dot-product attention. `index` are the blocks and
-    offsets to write, by default those of `rows` and `columns`, see `RaggedCache.locate`.
+    offsets to write, by default those of `rows` and `columns`, see `RaggedCache.locate`. `states` is what recurrent
+    layers read and write, None if there are none.
     """
 
     cache: RaggedCache
@@ -95,6 +99,7 @@ class AttentionStep:
     probe: AttentionProbe | None = None
     kernel: AttentionKernel | None = None
     index: tuple[Tensor, Tensor] = ()  # type: ignore[assignment]
+    states: StatesStep | None = None
     _on_device: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -243,7 +248,7 @@ def run_decoder(
     The inputs of the n layers `wanted` are appended: (r, N, D · (1 + n)).
     """
     inputs = LayerInputs(decoder.layers if wanted else (), wanted)  # type: ignore[arg-type]
-    with inputs:
+    with inputs, nullcontext() if step.states is None else running(step.states):
         out = decoder(
             inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
         )
@@ -263,6 +268,12 @@ def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
     view = copy.copy(decoder)
     view._modules = dict(decoder._modules)
     view.layers = nn.ModuleList(layers)
+    kinds = getattr(decoder.config, "layer_types", None)
+    if kinds and len(set(kinds)) > 1:
+        # Decoders read the type of a layer at its place among the layers that run.
+        view.config = copy.copy(decoder.config)
+        view.config.layer_types = [kinds[index] for index in indices]
+        view.config.num_hidden_layers = len(indices)
     return view
 
 

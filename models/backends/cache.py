@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.backends.states.memory import RecurrentStates
+
 
 class RaggedCache:
     """K and V of every layer, shape (rows, H_kv, capacity + 1, D_h), with one length per row.
 
     A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
     (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
-    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block.
+    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block. `states` are
+    those of recurrent layers, None if there are none; layers without attention have no K and V.
     """
+
+    states: RecurrentStates | None = None
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
         # At least two rows, because torch.compile specializes axes of length 1.
@@ -37,6 +42,8 @@ class RaggedCache:
     @property
     def is_made(self) -> bool:
         """Whether every layer has been written to."""
+        if self.states is not None:
+            return self.states.has_run
         return all(memory is not None for memory in self.keys)
 
     @property
@@ -119,9 +126,12 @@ class RaggedCache:
         self._move(self.locate(rows, from_columns), self.locate(rows, to_columns))
 
     def copy(self, source: Tensor, rows: Tensor, num_columns: int) -> None:
-        """Copy the first `num_columns` KV positions of rows `source` (r,) to `rows` (r,). `lens` does not change."""
+        """Copy the first `num_columns` KV positions of rows `source` (r,) to `rows` (r,), and the states of recurrent
+        layers. `lens` does not change."""
         columns = torch.arange(num_columns, device=rows.device).expand(rows.shape[0], -1)
         self._move(self.locate(source, columns), self.locate(rows, columns))
+        if self.states is not None:
+            self.states.copy(source, rows)
 
     def _move(self, origin: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> None:
         """Copy KV positions in all layers; they are read before any is written."""
@@ -151,3 +161,5 @@ class RaggedCache:
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Add `count` (r,) to the committed positions of `rows` (r,)."""
         self.lens.index_add_(0, rows, count)
+        if self.states is not None:
+            self.states.commit(rows, count)

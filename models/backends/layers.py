@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.backends.attention import AttentionStep
+from models.backends.states.layers import is_recurrent
 
 NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 """Errors of torch.compile; forwards then run uncompiled."""
@@ -57,9 +58,11 @@ def template_of(layers: Sequence[nn.Module]) -> nn.Module:
 
 
 def are_alike(layers: Sequence[nn.Module]) -> bool:
-    """Return whether one template serves all layers: equal structure, and no buffers."""
+    """Return whether one template serves all layers: equal structure, no buffers, and no states of their own."""
     has_buffers = any(True for layer in layers for _ in layer.buffers())
-    return bool(layers) and not has_buffers and all(_structure(layer) == _structure(layers[0]) for layer in layers)
+    if has_buffers or any(is_recurrent(module) for layer in layers for module in layer.modules()):
+        return False
+    return bool(layers) and all(_structure(layer) == _structure(layers[0]) for layer in layers)
 
 
 def _structure(layer: nn.Module) -> list[object]:

@@ -122,6 +122,8 @@ class SlotRows:
         """Clear the rows of `slots` for prompts of `shortest` to `longest` tokens; return the rows."""
         rows = self.of(slots)
         self.cache.lens[rows] = 0
+        if self.cache.states is not None:
+            self.cache.states.clear(slots.ids, rows)
         if not self.are_indexed:
             # A NaN of an earlier sample at a masked position makes attention outputs NaN: 0 · NaN is NaN.
             self.cache.zero(rows, shortest, self._num_used_columns)
@@ -204,7 +206,8 @@ class SlotRows:
         """Swap the blocks of two slots, KV cache rows and per-row state included."""
         starts = (self.first_of(slot) for slot in (first, second))
         here, there = (slice(start, start + self._num_lanes) for start in starts)
-        for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes):
+        states = () if self.cache.states is None else self.cache.states.tensors()
+        for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes, *states):
             if memory is not None:
                 saved = memory[here].clone()
                 memory[here] = memory[there]

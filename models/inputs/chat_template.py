@@ -5,12 +5,12 @@ Templates are programs of strangers, and rows are data of strangers: either can 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from models.inputs.template_meter import METER, Meter, TemplateTooCostly
-from models.inputs.template_sandbox import TemplateRefused, compile_template
+from models.inputs.template_sandbox import TemplateRefused, compile_template, variables
 
 __all__ = ["ChatTemplate", "TemplateRefused", "TemplateTooCostly"]
 
@@ -18,6 +18,10 @@ ANSWER_PREFIX = "answer_prefix"
 """Role of a last turn that no template renders: its text follows the generation prompt."""
 NUM_COMPILED = 16
 """Number of templates that are kept compiled."""
+RESERVED = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range")
+)
+"""Names that have values in every template."""
 PROBE = ({"role": "user", "content": "Hi."}, {"role": "user", "content": [{"type": "text", "text": "Hi."}]})
 """Short turns, with which a template is rendered when it is loaded: content as text, and as parts."""
 
@@ -26,7 +30,7 @@ class ChatTemplate:
     """The chat template of a processor or tokenizer of transformers, rendered as its `apply_chat_template` does."""
 
     def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
-        self._template, self._special_tokens = _compiled(source), special_tokens
+        self._template, self._source, self._special_tokens = _compiled(source), source, special_tokens
 
     @staticmethod
     def of(processor: Any) -> ChatTemplate | None:
@@ -41,13 +45,23 @@ class ChatTemplate:
             return None
         return ChatTemplate(source, getattr(processor, "tokenizer", processor).special_tokens_map)
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Render messages and the generation prompt. Raises TemplateTooCostly, and any error that templates raise."""
+    @staticmethod
+    def unread(processor: Any, names: Collection[str]) -> list[str]:
+        """Return those of `names` that the template of a processor or tokenizer does not read as options, sorted; none
+        if that is unknown, see `of`."""
+        if not names or (template := ChatTemplate.of(processor)) is None:
+            return []
+        read = variables(template._source) - RESERVED - template._special_tokens.keys()
+        return sorted(set(names) - read)
+
+    def render(self, messages: Sequence[dict[str, Any]], options: Mapping[str, Any] | None = None) -> str:
+        """Render messages and the generation prompt, with further values that the template reads. Raises
+        TemplateTooCostly, and any error that templates raise."""
         meter = Meter(len(messages), _num_units(messages))
         token = METER.set(meter)
         try:
             values = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
-            text: str = self._template.render(**self._special_tokens | values)
+            text: str = self._template.render(**self._special_tokens | dict(options or {}) | values)
             meter.expect(len(text))
             return text
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,17 @@ class PromptError(ValueError):
 
 
 class FrontEnd:
-    """Common interface of processors (vision-language models) and tokenizers (text models)."""
+    """Common interface of processors (vision-language models) and tokenizers (text models).
+
+    `template_options` are values that the chat template reads besides the messages.
+    """
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.takes_images = self.tokenizer is not processor
         self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
+        self.template_options: Mapping[str, Any] = {}
         self._leader: FrontEnd | None = None
         self._recent: Recent[dict[str, Tensor]] = Recent(0)
         # Target and drafter may share this object and encode prompts on different threads.
@@ -121,11 +125,16 @@ class FrontEnd:
             turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
         try:
             if (template := ChatTemplate.of(self.processor)) is not None:
-                return template.render(turns)
-            return str(self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+                return template.render(turns, self.template_options)
+            options = {"tokenize": False, "add_generation_prompt": True}
+            return str(self.processor.apply_chat_template(turns, **{**self.template_options, **options}))
         except Exception as error:  # templates are programs that may raise any error
             reason = str(error)[:MAX_REASON_CHARS]
             raise PromptError(f"the chat template refuses these messages: {reason}") from error
+
+    def unread_options(self, names: Collection[str]) -> list[str]:
+        """Return those of `names` that the chat template does not read as options; none if that is unknown."""
+        return ChatTemplate.unread(self.processor, names)
 
     def encode(
         self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, Template, nodes, pass_context
+from jinja2 import Environment, Template, meta, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -63,6 +63,11 @@ def compile_template(source: str) -> Template:
         raise TemplateRefused("its expressions are nested too deep") from None
     except Exception as error:  # jinja2 and the compiler of Python raise errors of several kinds
         raise TemplateRefused(f"{str(error).strip() or type(error).__name__}"[:300]) from None
+
+
+def variables(source: str) -> set[str]:
+    """Return the names that a chat template reads and does not define itself."""
+    return meta.find_undeclared_variables(_environment().parse(source))
 
 
 def _expect_bounds(tree: nodes.Template) -> None:

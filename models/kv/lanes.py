@@ -7,7 +7,7 @@ rows, slot-major.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from models.backends.cache import RaggedCache
 from models.backends.pages import PagedCache
 from models.backends.rows import SlotRows
 from models.backends.select import backend_for
+from models.backends.states.layers import install, recurrent_layers
+from models.backends.states.memory import RecurrentStates
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST, FeatureLayers
 from models.kv.prefill import PromptReader
@@ -100,6 +102,9 @@ class LaneModel:
         self._features = FeatureLayers(feature_layers, num_layers)
         shape = num_slots * num_lanes, capacity, num_layers, device
         self.cache = RaggedCache(*shape) if num_pages is None else PagedCache(*shape, num_pages)
+        if recurrent := recurrent_layers(decoder):
+            install(decoder)
+            self.cache.states = RecurrentStates(tuple(recurrent), self.cache.num_rows, num_slots, device)
         self.rows = SlotRows(self.cache, num_slots, num_lanes, self.backend)
         # Scratch positions that other runners have written since the own one ran.
         self._num_temporary = 0
@@ -137,6 +142,8 @@ class LaneModel:
             self._features.recorded,
         )
         source = reader.read(flat)
+        if self.cache.states is not None:
+            self.cache.states.has_run = True
         lens, delta = [prefix.num_kept for prefix in flat], [prefix.position_offset for prefix in flat]
         self.rows.fill(slots, lens, delta, [prefix.axis_offsets for prefix in flat])
         ends = torch.stack([reader.ends[first] for first in source])
@@ -165,8 +172,20 @@ class LaneModel:
                 embeds = next(self.decoder.parameters()).new_zeros(1, 1, config.hidden_size)
             nothing = torch.zeros_like(self._numbers[:1])[None]
             # Nothing reads the position at index `capacity`.
-            step = AttentionStep(self.cache, nothing[0], nothing + self.cache.capacity, None, 1, None)
+            states = self.cache.states
+            of_states = None if states is None else states.decoding_step((), nothing[0], True, 0, 1)
+            step = AttentionStep(
+                self.cache, nothing[0], nothing + self.cache.capacity, None, 1, None, states=of_states
+            )
             self._run(embeds, nothing, step, {})
+            if states is not None:
+                states.has_run = True
+
+    def check_siblings(self, most: int | None, name: str) -> None:
+        """Raise ValueError if the model has recurrent layers and a node of a tree may have `most` children, None if
+        that is unknown: their states follow one path."""
+        if self.cache.states is not None and most != 1:
+            raise ValueError(f"{name} has recurrent layers, whose states follow one path; use the tree 'chain'")
 
     def split(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Split the states (…, W) of a forward into last hidden states (…, D) and features (…, F)."""
@@ -177,7 +196,12 @@ class LaneModel:
         self.rows.empty(slots)
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
-        """Return a runner of only the layers `indices`, in ascending order, for `forward`."""
+        """Return a runner of only the layers `indices`, in ascending order, for `forward`.
+
+        Raises ValueError for a model with recurrent layers, whose states a forward of other layers would change.
+        """
+        if self.cache.states is not None:
+            raise ValueError("a model with recurrent layers does not draft with a part of its layers")
         return self._run.of_layers(indices)
 
     def forward(
@@ -219,6 +243,9 @@ class LaneModel:
         options = (offset, read.window, self._num_heads, embeds.dtype)
         nodes = TreeNodes(self.cache, read.rows, read.lens, read.delta, depth, visible, numbers, *options)
         step, positions = self.backend.place(nodes)
+        if (states := self.cache.states) is not None:
+            is_leading = not self.rows.are_indexed
+            step = replace(step, states=states.decoding_step(slots.ids, read.rows, is_leading, offset, num_nodes))
         if read.axes is not None:
             positions = positions + read.axes.T[:, :, None]
         if other is not None:
@@ -237,12 +264,15 @@ class LaneModel:
         """Whether forwards are replayed as CUDA graphs."""
         return self._run.is_captured
 
-    def replay_key(self) -> Hashable | None:
-        """Return the host state that the kernels of forwards and commits depend on; None if they depend on the lengths
-        of rows."""
+    def replay_key(self, slots: SlotBatch) -> Hashable | None:
+        """Return the host state that the kernels of forwards and commits of `slots` depend on; None if they depend on
+        the lengths of rows."""
         if not (self.cache.is_made and self.rows.are_indexed):
             return None
-        return self.rows.axes is None, self._num_temporary
+        if (states := self.cache.states) is None:
+            return self.rows.axes is None, self._num_temporary
+        key = states.replay_key(slots.ids)
+        return None if key is None else (self.rows.axes is None, self._num_temporary, key)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits (…, V) in fp32 of hidden states (…, D)."""

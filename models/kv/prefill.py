@@ -7,7 +7,7 @@ and copied to the rows of the others; the remaining tokens of all these prompts 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from models.backends.attention import AttentionProbe, AttentionStep, DecoderRunner, mask_bias
 from models.backends.base import Backend, TreeNodes
 from models.backends.cache import RaggedCache
+from models.backends.states.memory import StatesStep
 from models.inputs.prefix import Prefix
 from models.kv.prefill_batching import (
     MAX_MASK,
@@ -108,7 +109,9 @@ class PromptReader:
         probe = AttentionProbe(text_after_images(prefixes)) if self._probe_attention else None
         mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
         columns = torch.arange(longest, device=rows.device).repeat(len(prefixes), 1)
-        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe)
+        states = self._states_of(rows, prefixes)
+        assert states is None or padding is None, "recurrent layers read prompts without padding tokens"
+        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe, states=states)
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in prefixes):
             extra["visual_pos_masks"] = stack(prefix.visual for prefix in prefixes)
@@ -136,8 +139,14 @@ class PromptReader:
             self._cache, rows, lens, torch.zeros_like(lens), depth, causal, numbers, *shape, leading=False
         )
         step, _ = self._backend.place(nodes)
+        step = replace(step, states=self._states_of(rows, rests))
         self.num_forwards += 1
         return self._run(embeds, stack_positions(rests, longest), step, {}, self._recorded)
+
+    def _states_of(self, rows: Tensor, prefixes: Sequence[Prefix]) -> StatesStep | None:
+        """Return what recurrent layers read and write for these prompts; None if there are none."""
+        states = self._cache.states
+        return None if states is None else states.prefill_step(rows, [prefix.length for prefix in prefixes])
 
     def _note(
         self, indices: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from models.backends.states.layers import recurrent_layers
 from models.loading.attention_calls import MARK, UNLIMITED_TOKENS, AttentionCall, first_hidden, recorded
 from models.loading.checkpoints import CheckpointError, first_line
 
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Rotary embedding types whose tables depend on the longest row of a batch."""
 SUPPORTED_LAYERS = frozenset({"full_attention"})
+WITHOUT_MIXING = frozenset({"mlp", "moe"})
+"""Types of layers in which tokens do not depend on each other."""
 UNSUPPORTED = {
     "softcap": "soft-capped scores",
     "s_aux": "attention sinks",
@@ -48,9 +51,11 @@ def check_decoder(
             f"{name}: cannot be run: its rotary positions are of type {' and '.join(unsupported)}, whose table "
             "depends on the longest row of a batch"
         )
-    layers = set(getattr(config, "layer_types", None) or SUPPORTED_LAYERS)
-    if not layers <= SUPPORTED_LAYERS:
-        raise _refusal(name, f"it has layers of type {', '.join(sorted(layers - SUPPORTED_LAYERS))}")
+    recurrent = recurrent_layers(decoder)
+    layer_types = dict(enumerate(getattr(config, "layer_types", None) or ()))
+    others = {index: kind for index, kind in layer_types.items() if index not in recurrent}
+    if unknown := sorted({str(kind) for kind in others.values()} - SUPPORTED_LAYERS - WITHOUT_MIXING):
+        raise _refusal(name, f"it has layers of type {', '.join(unknown)}")
     ids = torch.arange(NUM_TOKENS, device=next(decoder.parameters()).device)[None]
     rotary = _Rotary(decoder)
     try:
@@ -69,8 +74,9 @@ def check_decoder(
         limit, reason = max_context_tokens, _unsupported(model, recording.calls, rotary, max_context_tokens)
     if reason:
         raise _refusal(name, reason)
+    silent = recurrent.keys() | {index for index, kind in others.items() if kind in WITHOUT_MIXING}
     if missing := sorted(
-        set(range(config.num_hidden_layers)) - {call.layer for call in recording.calls if call.is_marked}
+        set(range(config.num_hidden_layers)) - {call.layer for call in recording.calls if call.is_marked} - silent
     ):
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
     finite = ours.isfinite() & theirs.isfinite()

@@ -60,6 +60,7 @@ class PromptProcessor:
     batch_rows: int
     max_call_s: float | None
     num_threads: int
+    template_options: dict[str, Any] | None = None
 
     @classmethod
     def of(
@@ -68,7 +69,8 @@ class PromptProcessor:
         """Build the processor of a job."""
         pool, share_bytes = config.pool, share_of(config.source.max_decoded_bytes)
         num_threads = max(1, int(pool.decode_cpus))
-        return cls(fetch, key, keeps_pixels, sizes, share_bytes, pool.rows_per_batch, pool.max_step_s, num_threads)
+        limits = (share_bytes, pool.rows_per_batch, pool.max_step_s, num_threads)
+        return cls(fetch, key, keeps_pixels, sizes, *limits, config.template_options)
 
     def process(
         self,
@@ -120,6 +122,7 @@ class PromptProcessor:
             torch.set_num_threads(self.num_threads)
             _front_ends.clear()
             _front_ends[self.key] = FrontEnd(self.fetch())
+            _front_ends[self.key].template_options = self.template_options or {}
         return _front_ends[self.key]
 
 

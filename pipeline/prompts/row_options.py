@@ -51,7 +51,8 @@ class PromptOptions:
     @classmethod
     def of(cls, job: CaptionJobConfig, special_tokens: Sequence[str] = ()) -> PromptOptions:
         rules = job.source.final_answers == "drop", job.source.content_marks == "read"
-        return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens), *rules)
+        prompt = job.prompt if job.prompt is not None and job.prompt.has_turns else None
+        return cls(prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens), *rules)
 
     @property
     def has_conversations(self) -> bool:

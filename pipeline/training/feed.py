@@ -208,6 +208,8 @@ def _identity(job: TrainDrafterJobConfig, inputs: Inputs, learner: Learner, revi
     parts |= {"read": inputs.source.model_dump(mode="json"), "image": image, "revision": revision}
     asked_prompt = options.prompt and options.prompt.content()
     parts |= {"asked": [asked_prompt, options.columns and options.columns.model_dump(mode="json")]}
+    if inputs.template_options:
+        parts |= {"template_options": inputs.template_options}
     parts |= {"max_tokens": job.training.max_tokens, "layers": learner.task.feature_layers}
     if isinstance(learner.target, Target) and learner.target.front_end.special_tokens_changed:
         parts |= {"special_tokens": "as apply_chat_template"}

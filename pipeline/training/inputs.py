@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.load import ConfigError
@@ -28,7 +28,8 @@ from pipeline.training.rows import freeze_source
 @dataclass(frozen=True)
 class Inputs:
     """A source, its manifest, the prompt of its rows, and limits of the run. For a `job_output`, also the recorded
-    `job` and, in a run that has begun, its stored `answers`; the manifest then has the answered files only."""
+    `job` and, in a run that has begun, its stored `answers`; the manifest then has the answered files only.
+    `template_options` are those of the target's chat template."""
 
     source: SourceConfig
     manifest: Manifest
@@ -37,6 +38,7 @@ class Inputs:
     max_tokens: int
     job: RecordedJob | None = None
     answers: Answers | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
 
     def check_target(self, training: TrainDrafterJobConfig, revision: str) -> None:
         """Raise ConfigError if the answers are those of another revision of the target."""
@@ -95,8 +97,11 @@ def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
         install_recorded(recorded.config, recorded.source_code, recorded.check_code)
         options = PromptOptions.of(recorded.config)
         limits = (training.max_rows, training.max_tokens)
-        return Inputs(recorded.config.source, recorded.manifest, options, *limits, recorded)
-    return Inputs(job.source, freeze_source(job), PromptOptions(job.prompt), training.max_rows, training.max_tokens)
+        source, template_options = recorded.config.source, recorded.config.template_options
+        return Inputs(source, recorded.manifest, options, *limits, recorded, template_options=template_options)
+    limits, template_options = (training.max_rows, training.max_tokens), dict(job.prompt.template_options)
+    prompts = PromptOptions(job.prompt)
+    return Inputs(job.source, freeze_source(job), prompts, *limits, template_options=template_options)
 
 
 def check_answers(recorded: RecordedJob, target: CheckpointConfig) -> None:

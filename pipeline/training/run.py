@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from actors.loading.pair import set_template_options
 from actors.training.learner import Learner, load_learner
 from actors.training.samples import SAMPLE_ERROR_CODES, acceptance, accuracy, pace_of
 from configs.load import ConfigError
@@ -25,6 +26,7 @@ from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
+from models.target import Target
 from pipeline.cluster.provenance import code_revision, versions
 from pipeline.manifest.row_stream import Draw, RowStream, StreamPosition, read_ahead
 from pipeline.rows.schemas import ERROR_CODES
@@ -70,6 +72,8 @@ class TrainingRun:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = inputs.spans()
         self.learner: Learner = load_learner(checkpoints.fetched(job))
+        if isinstance(self.learner.target, Target):
+            set_template_options(inputs.template_options, self.learner.target.front_end, job.target.path)
         cache = open_cache(job, output, worker.size)
         revision: str = begun["target_revision"]
         self._feed = Feed(job, inputs, self.learner, revision, cache, worker.rank, worker.size)

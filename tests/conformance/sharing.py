@@ -160,7 +160,7 @@ def small_savings() -> Iterator[None]:
 def questions(family: str, sampling: Sampling | None = None, count: int = 9) -> list[Request]:
     """Questions of different lengths about two samples in turns, the second with a video; one sample for texts."""
     base = sampling or Sampling()
-    num_samples = 2 if toys.FAMILIES[family].takes_images else 1
+    num_samples = 2 if toys.takes_images(family) else 1
     made = []
     for i in range(count):
         sample = i % num_samples

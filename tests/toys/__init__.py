@@ -22,7 +22,7 @@ from decoding.conformance.toys import disturb
 from models.inputs.clip import Clip
 from models.inputs.processing import FrontEnd
 from models.target import Target
-from tests.toys import llava_family, qwen_vl, text
+from tests.toys import llava_family, qwen_vl, recurrent, text
 from tests.toys.devices import captured, device, on
 from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor
 from tests.toys.text import llama, text_config
@@ -32,6 +32,7 @@ __all__ = [
     "FAMILIES",
     "IMAGE_SIZE_PX",
     "PATCH_PX",
+    "RECURRENT",
     "STD",
     "VOCAB_SIZE",
     "clip",
@@ -48,6 +49,7 @@ __all__ = [
     "prompt",
     "randomise",
     "save",
+    "takes_images",
     "target",
     "text_config",
     "with_video",
@@ -87,11 +89,19 @@ FAMILIES = {
     "qwen3_vl_moe": Family(qwen_vl.qwen3_vl_moe, qwen_vl.qwen3_vl_processor, *qwen_vl.SHOWN),
 }
 
+RECURRENT = {name: Family(model, make, *shown) for name, (model, make, shown) in recurrent.MODELS.items()}
+"""Families with recurrent layers, which verify chains only."""
+_ALL = FAMILIES | RECURRENT
+
+
+def takes_images(family: str) -> bool:
+    return _ALL[family].takes_images
+
 
 @cache
 def processor(family: str) -> Any:
     """The family's own processor over the toys' tokenizer, or that tokenizer alone."""
-    return FAMILIES[family].processor()
+    return _ALL[family].processor()
 
 
 def front_end(family: str) -> FrontEnd:
@@ -100,7 +110,7 @@ def front_end(family: str) -> FrontEnd:
 
 def oracle(family: str, seed: int = 0) -> torch.nn.Module:
     """The model as transformers runs it; never handed to an engine."""
-    model = FAMILIES[family].model(seed)
+    model = _ALL[family].model(seed)
     inner = getattr(model, "model", None)
     if getattr(inner, "rope_deltas", None) is not None:
         # Left over from the last prompt with images, and applied to the next prompt that has none.
@@ -129,7 +139,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
     """Write a checkpoint as it would be published: weights, tokenizer, image and video processor, settings."""
     oracle(family, seed).save_pretrained(folder)  # type: ignore[operator]
     made = processor(family)
-    if not FAMILIES[family].takes_images:
+    if not _ALL[family].takes_images:
         made.save_pretrained(folder)
         return
     made.tokenizer.save_pretrained(folder)
@@ -140,7 +150,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
 
 def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
     """Random pixels (height, width, 3), the size chosen by the seed."""
-    sizes_px = FAMILIES[family].sizes_px
+    sizes_px = _ALL[family].sizes_px
     height, width = sizes_px[seed % len(sizes_px)]
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
@@ -148,7 +158,7 @@ def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
 def clip(seed: int, family: str) -> Clip:
     """Random frames, 2 to 5 of them, of a size and at a rate chosen by the seed."""
     generator = np.random.default_rng(900 + seed)
-    sizes_px = FAMILIES[family].sizes_px
+    sizes_px = _ALL[family].sizes_px
     height, width = sizes_px[(seed + 1) % len(sizes_px)]
     num_frames, fps = 2 + seed % 4, (0.5, 2.0, 3.0)[seed % 3]
     frames = generator.integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
@@ -157,7 +167,7 @@ def clip(seed: int, family: str) -> Clip:
 
 def with_video(family: str, text: str, seed: int) -> tuple[str, tuple[Clip, ...]]:
     """The prompt with a video at its end, for the families that take them."""
-    placeholder = FAMILIES[family].video_placeholder
+    placeholder = _ALL[family].video_placeholder
     return (f"{text} {placeholder} w8", (clip(seed, family),)) if placeholder else (text, ())
 
 
@@ -165,7 +175,7 @@ def prompt(family: str, seed: int) -> tuple[str, tuple[NDArray[np.uint8], ...]]:
     """A prompt of its own length, with zero to two images for the families that take them."""
     generator = np.random.default_rng(seed)
     words = [f"w{i}" for i in generator.integers(4, VOCAB_SIZE, int(generator.integers(2, 12)))]
-    num_images = int(generator.integers(0, 3)) if FAMILIES[family].takes_images else 0
+    num_images = int(generator.integers(0, 3)) if _ALL[family].takes_images else 0
     for _ in range(num_images):
-        words.insert(int(generator.integers(0, len(words))), FAMILIES[family].placeholder)
+        words.insert(int(generator.integers(0, len(words))), _ALL[family].placeholder)
     return " ".join(["<s>", *words]), tuple(picture(100 * seed + i, family) for i in range(num_images))

@@ -28,8 +28,6 @@ from transformers import (
     PaliGemmaForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
     SiglipVisionConfig,
 )
 
@@ -51,10 +49,6 @@ def make(kind: str) -> torch.nn.Module:
     if kind == "qwen with a window":
         window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
         return Qwen3ForCausalLM(Qwen3Config(head_dim=8, **window, **SMALL))
-    if kind == "linear attention":
-        experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
-        layers = ["linear_attention", "full_attention"]
-        return Qwen3NextForCausalLM(Qwen3NextConfig(layer_types=layers, **experts, **SMALL))
     if kind == "soft-capped scores":
         return Gemma2ForCausalLM(Gemma2Config(head_dim=8, layer_types=["full_attention"] * 2, **SMALL))
     if kind == "state space":
@@ -72,7 +66,6 @@ def make(kind: str) -> torch.nn.Module:
     [
         ("mistral with a window", "its attention uses a sliding window"),
         ("qwen with a window", "it has layers of type sliding_attention"),
-        ("linear attention", "it has layers of type linear_attention"),
         ("soft-capped scores", "its attention uses soft-capped scores"),
         ("state space", "it has layers of type linear_attention"),
         ("state space between attention", "it has layers of type linear_attention"),
