@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.backends.mask_rules import PLAIN, LayerRule
+
 
 class RaggedCache:
     """K and V of every layer, shape (rows, H_kv, capacity + 1, D_h), with one length per row.
 
     A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
     (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
-    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block.
+    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block. `rules` are those
+    of the layers, empty if all are plain; a layer with a window keeps all positions and reads the last ones.
     """
+
+    rules: Sequence[LayerRule] = ()
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
         # At least two rows, because torch.compile specializes axes of length 1.
@@ -85,6 +90,10 @@ class RaggedCache:
         blocks, offsets = index
         self.keys[layer][blocks, :, offsets] = keys.transpose(1, 2)  # type: ignore[index]
         self.values[layer][blocks, :, offsets] = values.transpose(1, 2)  # type: ignore[index]
+
+    def rule_of(self, layer: int) -> LayerRule:
+        """Return the rule of a layer."""
+        return self.rules[layer] if self.rules else PLAIN
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return all K and V of a layer, (rows, H_kv, capacity + 1, D_h) each."""

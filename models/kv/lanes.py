@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep, DecoderRunner
 from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
+from models.backends.mask_rules import rules_of
 from models.backends.pages import PagedCache
 from models.backends.rows import SlotRows
 from models.backends.select import backend_for
@@ -100,6 +101,7 @@ class LaneModel:
         self._features = FeatureLayers(feature_layers, num_layers)
         shape = num_slots * num_lanes, capacity, num_layers, device
         self.cache = RaggedCache(*shape) if num_pages is None else PagedCache(*shape, num_pages)
+        self.cache.rules = rules_of(decoder)
         self.rows = SlotRows(self.cache, num_slots, num_lanes, self.backend)
         # Scratch positions that other runners have written since the own one ran.
         self._num_temporary = 0

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.backends.attention import AttentionProbe, AttentionStep, DecoderRunner, mask_bias
+from models.backends.attention import AttentionStep, DecoderRunner, mask_bias
+from models.backends.attention_probe import AttentionProbe
 from models.backends.base import Backend, TreeNodes
 from models.backends.cache import RaggedCache
 from models.inputs.prefix import Prefix
@@ -26,6 +27,7 @@ from models.kv.prefill_batching import (
     mask_padding,
     stack,
     stack_deepstack,
+    stack_groups,
     stack_padding,
     stack_positions,
     text_after_images,
@@ -108,7 +110,8 @@ class PromptReader:
         probe = AttentionProbe(text_after_images(prefixes)) if self._probe_attention else None
         mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
         columns = torch.arange(longest, device=rows.device).repeat(len(prefixes), 1)
-        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe)
+        groups = stack_groups(prefixes)
+        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe, groups=groups)
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in prefixes):
             extra["visual_pos_masks"] = stack(prefix.visual for prefix in prefixes)

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
+from models.backends.mask_rules import HARMLESS
+from models.backends.rule_attention import weigh
+
 IMPLEMENTATION = "draftfleet_recording"
 MARK = "draftfleet_mark"
 """Keyword argument of a decoder that its layers must pass on to attention."""
@@ -26,11 +29,6 @@ UNLIMITED_TOKENS = 1 << 20
 """Context length at which masks are evaluated if no limit is known."""
 MAX_POINTS = 1 << 20
 """Maximum number of positions at which one row or column of a mask is evaluated; longer ones are sampled evenly."""
-HARMLESS = frozenset(
-    {"dropout", "scaling", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
-    | {"output_hidden_states", "output_router_logits", "return_dict", "deterministic"}
-)
-"""Keyword arguments of attention that do not change which positions a token reads, or with which weights."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +127,23 @@ def _record(
                 is_marked,
             )
         )
+    softcap, sinks = keywords.get("softcap"), keywords.get("s_aux")
+    if softcap is not None or sinks is not None:
+        # torch's attention has neither.
+        mask = _as_square(query.shape[2], key.shape[2], query.device) if attention_mask is None else attention_mask
+        scale = keywords.get("scaling") or query.shape[3] ** -0.5
+        return weigh(query, key, value, mask, scale, softcap, sinks).transpose(1, 2), None
     used = {name: keywords[name] for name in ("scaling", "is_causal") if name in keywords}
     output: tuple[Tensor, Tensor | None] = AttentionInterface()["sdpa"](
         module, query, key, value, attention_mask, **used
     )
     return output
+
+
+def _as_square(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return a causal mask (1, 1, N, M)."""
+    causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
+    return causal[None, None]
 
 
 def _make_mask(**options: Any) -> Tensor:

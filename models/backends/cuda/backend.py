@@ -43,8 +43,7 @@ class CudaBackend(Backend):
         if kernel is None:
             return super().place(nodes)
         cache_positions, positions = node_positions(nodes)
-        rows, lens = nodes.rows, nodes.lens.to(torch.int32)
-        trees = TreeAttention(kernel, nodes.cache.blocks(rows), lens, nodes.visible.to(torch.uint8).contiguous())
+        rows, trees = nodes.rows, TreeAttention.of(kernel, nodes)
         num_leading = len(rows) if nodes.leading else None
         step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, num_leading, kernel=trees)
         return step, positions
