@@ -205,7 +205,8 @@ def load_weights(
     if not known and not ref.allow_remote_code:
         name = config.model_type
         raise CheckpointError(f"{ref.path}: its architecture {name!r} generates no text from text or images")
-    model = load_pretrained(ref, config, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
+    attention = attention_of(config)
+    model = load_pretrained(ref, config, loader, dtype, use_safetensors=True, attn_implementation=attention)
     if quantization != "none":
         _quantise(ref, model.get_decoder(), device, quantization)  # type: ignore[operator]
     if not others:
@@ -215,6 +216,14 @@ def load_weights(
         raise CheckpointError(f"{ref.path}: its layers cannot be identified, so it runs on one device only")
     spread(model, decoder, (device, *others), reserved_bytes)
     return model
+
+
+def attention_of(config: PreTrainedConfig) -> str:
+    """Return the attention implementation of transformers for a model before the engine replaces it: torch's, or the
+    plain one for models with soft caps or sinks, which torch's does not compute."""
+    mapping = transformers.AutoModel._model_mapping
+    classes = [mapping.get(type(part), None) for part in (config, config.get_text_config(decoder=True))]
+    return "sdpa" if all(getattr(made, "_supports_sdpa", True) for made in classes) else "eager"
 
 
 def load_pretrained(

@@ -83,9 +83,8 @@ def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     """Return the decoder and the output embedding of a model; raises CheckpointError if it lacks either."""
     try:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
-        # Llama 4's is a language model with an output embedding of its own.
-        while (inner := getattr(decoder, "get_decoder", lambda: None)()) not in (None, decoder):
-            decoder = inner
+        if decoder.get_output_embeddings() is not None:
+            decoder = decoder.model  # Llama 4 returns its language model, with the output embedding
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
         ready = decoder.get_input_embeddings() is not None and decoder.config.num_hidden_layers > 0
         ready = ready and head is not None and head.weight.dim() == 2

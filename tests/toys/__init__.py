@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from decoding.conformance.toys import disturb
 from models.inputs.clip import Clip
 from models.inputs.processing import FrontEnd
 from models.target import Target
-from tests.toys import llava_family, qwen_vl, text
+from tests.toys import llava_family, masked, qwen_vl, text
 from tests.toys.devices import captured, device, on
 from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor
 from tests.toys.text import llama, text_config
@@ -31,10 +31,12 @@ from tests.toys.weights import STD, VOCAB_SIZE, make_qwen_tokenizer, make_tokeni
 __all__ = [
     "FAMILIES",
     "IMAGE_SIZE_PX",
+    "MASKED",
     "PATCH_PX",
     "STD",
     "VOCAB_SIZE",
     "clip",
+    "family_of",
     "front_end",
     "llama",
     "llava",
@@ -88,10 +90,24 @@ FAMILIES = {
 }
 
 
+MASKED = {
+    **{kind: Family(partial(masked.text, kind), make_tokenizer) for kind in masked.TEXTS},
+    "gemma3": Family(masked.gemma3, masked.gemma3_processor, ((24, 30), (40, 20)), "<boi>"),
+    "gemma4": Family(masked.gemma4, masked.gemma4_processor, ((24, 24), (16, 40), (60, 20))),
+    "paligemma": Family(masked.paligemma, masked.paligemma_processor, ((24, 30), (40, 20))),
+}
+"""Families with windows, chunks, image blocks or prefixes, whose prompts `tests.conformance.masked` makes."""
+
+
+def family_of(name: str) -> Family:
+    """The family of a name in `FAMILIES` or `MASKED`."""
+    return FAMILIES[name] if name in FAMILIES else MASKED[name]
+
+
 @cache
 def processor(family: str) -> Any:
     """The family's own processor over the toys' tokenizer, or that tokenizer alone."""
-    return FAMILIES[family].processor()
+    return family_of(family).processor()
 
 
 def front_end(family: str) -> FrontEnd:
@@ -100,7 +116,7 @@ def front_end(family: str) -> FrontEnd:
 
 def oracle(family: str, seed: int = 0) -> torch.nn.Module:
     """The model as transformers runs it; never handed to an engine."""
-    model = FAMILIES[family].model(seed)
+    model = family_of(family).model(seed)
     inner = getattr(model, "model", None)
     if getattr(inner, "rope_deltas", None) is not None:
         # Left over from the last prompt with images, and applied to the next prompt that has none.
@@ -129,7 +145,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
     """Write a checkpoint as it would be published: weights, tokenizer, image and video processor, settings."""
     oracle(family, seed).save_pretrained(folder)  # type: ignore[operator]
     made = processor(family)
-    if not FAMILIES[family].takes_images:
+    if not family_of(family).takes_images:
         made.save_pretrained(folder)
         return
     made.tokenizer.save_pretrained(folder)
@@ -140,7 +156,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
 
 def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
     """Random pixels (height, width, 3), the size chosen by the seed."""
-    sizes_px = FAMILIES[family].sizes_px
+    sizes_px = family_of(family).sizes_px
     height, width = sizes_px[seed % len(sizes_px)]
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
