@@ -29,7 +29,7 @@ from transformers import AttentionInterface
 
 from models.backends.attention_probe import AttentionProbe
 from models.backends.cache import RaggedCache
-from models.backends.mask_rules import LayerRule, refuse_unknown, tree_rule
+from models.backends.mask_rules import LayerRule, refuse_unknown, rules_of, tree_rule
 from models.backends.rule_attention import attend_prompt, weigh
 
 IMPLEMENTATION = "draftfleet_ragged"
@@ -67,8 +67,8 @@ class AttentionStep:
     `columns` (r, N): KV positions to write. `mask` (r, 1, N, window) is added to the scores: 0 for positions that a
     node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
     only. If `kernel` is set, it runs instead of torch's scaled dot-product attention. `index` are the blocks and
-    offsets to write, by default those of `rows` and `columns`, see `RaggedCache.locate`. `masks` replace `mask` in layers
-    whose rule hides earlier positions. `groups` (r, L) are the blocks of tokens of a prefill, see
+    offsets to write, by default those of `rows` and `columns`, see `RaggedCache.locate`. `masks` replace `mask` in
+    layers whose rule hides earlier positions. `groups` (r, L) are the blocks of tokens of a prefill, see
     `LayerRule.prompt_mask`.
     """
 
@@ -173,15 +173,16 @@ def attend(
     assert lanes is not None, "an engine uses this model: call it through models.kv.lanes, not directly"
     refuse_unknown(others)
     layer: int = module.layer_idx  # type: ignore[assignment]
+    rule = lanes.cache.rule_of(layer)
     num_rows, num_heads, num_nodes, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling
     is_special = softcap is not None or s_aux is not None
     if lanes.kernel is not None:
         extras = (softcap, s_aux) if is_special else ()
         return lanes.kernel.attend(layer, query, key, value, lanes, scale, *extras), None
-    lanes.cache.write(layer, lanes.index, key, value)
+    if rule.owner is None:
+        lanes.cache.write(layer, lanes.index, key, value)
     if lanes.mask is None:
-        rule = lanes.cache.rule_of(layer)
         if lanes.probe is not None:
             lanes.probe.add(query, key, scaling, rule, lanes.groups, softcap, s_aux)
         if is_special or (rule.in_blocks and lanes.groups is not None) or not rule.is_causal_within(num_nodes):
@@ -189,7 +190,8 @@ def attend(
         grouped = query.shape[1] != key.shape[1]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return mixed.transpose(1, 2), None
-    keys, values = lanes.cache.read(layer, lanes.rows, lanes.num_leading_rows, lanes.window)
+    owner = layer if rule.owner is None else rule.owner
+    keys, values = lanes.cache.read(owner, lanes.rows, lanes.num_leading_rows, lanes.window)
     mask = lanes.mask_of(layer)
     assert mask is not None
     if is_special:
@@ -275,6 +277,13 @@ def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
     view = copy.copy(decoder)
     view._modules = dict(decoder._modules)
     view.layers = nn.ModuleList(layers)
+    config: Any = decoder.config
+    if getattr(config, "hidden_size_per_layer_input", 0) or any(rule.owner is not None for rule in rules_of(decoder)):
+        raise ValueError("layers that share K and V, or have inputs of their own, cannot be skipped")
+    if types := getattr(config, "layer_types", None):
+        # Decoders choose masks and rotary embeddings by the place of a layer in `layers`.
+        view.config = copy.copy(config)
+        view.config.layer_types = [types[index] for index in indices]  # type: ignore[union-attr]
     return view
 
 

@@ -41,8 +41,8 @@ class RaggedCache:
 
     @property
     def is_made(self) -> bool:
-        """Whether every layer has been written to."""
-        return all(memory is not None for memory in self.keys)
+        """Whether every layer with its own K and V has been written to."""
+        return all(memory is not None or self.rule_of(i).owner is not None for i, memory in enumerate(self.keys))
 
     @property
     def unread(self) -> tuple[int, int]:

@@ -6,8 +6,8 @@ A layer has one rule. Query position q reads key position k if all of these hold
     window w            k > q - w, which cuts backwards inside a block, too
     chunk c             k // c == q // c
 
-Positions count the tokens of a row from 0; they are not rotary positions. A node of a draft tree at depth d has position
-`lens` + d, and its ancestors have the positions before it.
+Positions count the tokens of a row from 0; they are not rotary positions. A node of a draft tree at depth d has
+position `lens` + d, and its ancestors have the positions before it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LayerRule:
     """Rule of one layer; the default is causal attention over all earlier positions.
 
     `window` and `chunk` count positions. `in_blocks` is whether tokens of one block of a prompt read each other.
-    `softcap` and `has_sinks` are whether the layer caps its scores and has attention sinks; their values are keyword
-    arguments of attention.
+    `has_softcap` and `has_sinks` are whether the layer caps its scores and has attention sinks; their values are
+    keyword arguments of attention. `owner` is the layer whose K and V this layer reads, None if it has its own.
     """
 
     window: int | None = None
@@ -42,6 +42,7 @@ class LayerRule:
     in_blocks: bool = False
     has_softcap: bool = False
     has_sinks: bool = False
+    owner: int | None = None
 
     @property
     def is_causal(self) -> bool:
@@ -50,8 +51,8 @@ class LayerRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layer is causal attention without caps and sinks."""
-        return self.is_causal and not self.has_softcap and not self.has_sinks
+        """Whether the layer is causal attention over its own K and V, without caps and sinks."""
+        return self.is_causal and not self.has_softcap and not self.has_sinks and self.owner is None
 
     def is_causal_within(self, num_positions: int) -> bool:
         """Return whether rows of up to `num_positions` positions without blocks are read causally."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.backends.mask_rules import rules_of
+from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
 from models.inputs.prompt_blocks import groups_of, masks_made
 
 
@@ -38,6 +39,8 @@ class Prefix:
     groups: Tensor | None = None
     """Blocks (L,) of tokens that read each other, such as those of an image: equal numbers in one block, and different
     ones in others and for other tokens. None without blocks."""
+    layer_inputs: Tensor | None = None
+    """Inputs (L, layers, P) of each layer, see `models.inputs.layer_inputs`; None if layers have none."""
     origin: Hashable = field(default=None, init=False, compare=False)
     """Prompts of one origin with equal leading tokens have equal leading positions; None if unknown or changed."""
 
@@ -48,15 +51,17 @@ class Prefix:
         return known
 
     def outline(self) -> Prefix:
-        """Return a copy with empty embeddings (L, 0) and no deepstack features."""
-        return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
+        """Return a copy with empty embeddings (L, 0), no deepstack features and no inputs of layers."""
+        return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=(), layer_inputs=None)
 
     def select(self, keep: Tensor | slice) -> Prefix:
         """Return the tokens that `keep` (L,) marks, with unchanged `deepstack`."""
         token_ids, embeds, visual = self.token_ids[keep], self.embeds[keep], self.visual[keep]
-        groups = None if self.groups is None else self.groups[keep]
-        positions = self.positions[..., keep]
-        return replace(self, token_ids=token_ids, embeds=embeds, positions=positions, visual=visual, groups=groups)
+        changed = replace(self, token_ids=token_ids, embeds=embeds, positions=self.positions[..., keep], visual=visual)
+        if self.groups is None and self.layer_inputs is None:
+            return changed
+        groups, inputs = (None if part is None else part[keep] for part in (self.groups, self.layer_inputs))
+        return replace(changed, groups=groups, layer_inputs=inputs)
 
     def head(self, length: int) -> Prefix:
         """Return the first `length` tokens of a prompt without padding, which include all tokens of `deepstack`."""
@@ -151,4 +156,6 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
     visual = torch.isin(token_ids, torch.tensor(sorted(visual_ids), dtype=torch.long, device=token_ids.device))
     deepstack = received.get("deepstack_visual_embeds") or ()
     groups = groups_of(received.get("attention_mask"), rules_of(decoder))
-    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack), groups=groups)
+    per_layer = received.get(KEYWORD)
+    inputs = layer_inputs_of(decoder, token_ids) if per_layer is None else per_layer[0]
+    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack), groups=groups, layer_inputs=inputs)

@@ -87,13 +87,13 @@ def groups_of(masks: Any, rules: Sequence[LayerRule]) -> Tensor | None:
     fits = torch.stack([torch.stack([(square == mask).all() for mask in made]).any() for square in squares]).all()
     is_known, has_blocks = torch.stack([fits, (groups != index).any()]).tolist()
     if not is_known:
-        raise UnknownMaskError("the model hides tokens of this prompt from others by a rule that the engine does not know")
+        raise UnknownMaskError("the model hides tokens of this prompt from others by a rule that is not known")
     return groups if has_blocks else None
 
 
 def first_readers(squares: Sequence[Tensor]) -> Tensor:
-    """Return the first token (L,) that reads each token in any of the masks (L, L), bool: the first one of its block, or
-    the token itself."""
+    """Return the first token (L,) that reads each token in any of the masks (L, L), bool: the first one of its block,
+    or the token itself."""
     firsts = [square.to(torch.uint8).argmax(dim=0) for square in squares]
     return torch.stack([first.to(firsts[0].device) for first in firsts]).amin(dim=0)
 

@@ -28,6 +28,7 @@ from models.kv.prefill_batching import (
     stack,
     stack_deepstack,
     stack_groups,
+    stack_layer_inputs,
     stack_padding,
     stack_positions,
     text_after_images,
@@ -112,7 +113,7 @@ class PromptReader:
         columns = torch.arange(longest, device=rows.device).repeat(len(prefixes), 1)
         groups = stack_groups(prefixes)
         step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe, groups=groups)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = stack_layer_inputs(self._run.decoder, prefixes)
         if any(prefix.deepstack for prefix in prefixes):
             extra["visual_pos_masks"] = stack(prefix.visual for prefix in prefixes)
             extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
@@ -140,7 +141,8 @@ class PromptReader:
         )
         step, _ = self._backend.place(nodes)
         self.num_forwards += 1
-        return self._run(embeds, stack_positions(rests, longest), step, {}, self._recorded)
+        extra = stack_layer_inputs(self._run.decoder, rests)
+        return self._run(embeds, stack_positions(rests, longest), step, extra, self._recorded)
 
     def _note(
         self, indices: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None

@@ -25,6 +25,8 @@ MARK = "draftfleet_mark"
 """Keyword argument of a decoder that its layers must pass on to attention."""
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Returns whether queries read keys: (batch index, head index, query positions, key positions) → bool."""
+SHORT = 16
+"""Maximum number of tokens of a call whose K is kept, which bounds memory."""
 UNLIMITED_TOKENS = 1 << 20
 """Context length at which masks are evaluated if no limit is known."""
 MAX_POINTS = 1 << 20
@@ -35,7 +37,8 @@ MAX_POINTS = 1 << 20
 class AttentionCall:
     """One call of attention: the layer, the names of keyword arguments that are not None and not in `HARMLESS`, the
     `sliding_window` argument, the mask (…, N, M) or None, and the function that made it, None if it is unknown.
-    `is_marked` is whether the layer passed on the keyword argument `MARK` of the decoder."""
+    `is_marked` is whether the layer passed on the keyword argument `MARK` of the decoder. `key` is K of calls with at
+    most `SHORT` tokens, by which layers are found that share it."""
 
     layer: int
     keywords: frozenset[str]
@@ -44,6 +47,7 @@ class AttentionCall:
     rule: MaskFunction | None
     device: torch.device
     is_marked: bool
+    key: Tensor | None = None
 
 
 @dataclass
@@ -125,6 +129,7 @@ def _record(
                 rule,
                 query.device,
                 is_marked,
+                key if key.shape[2] <= SHORT else None,
             )
         )
     softcap, sinks = keywords.get("softcap"), keywords.get("s_aux")

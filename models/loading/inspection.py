@@ -70,6 +70,14 @@ def check_decoder(
             rules = _rules(*given, max_context_tokens)
         except UnsupportedMask as error:
             raise _refusal(name, str(error)) from None
+    longest = _longest_unscaled(decoder)
+    if longest is not None:
+        if max_context_tokens is not None and max_context_tokens > longest:
+            raise CheckpointError(
+                f"{name}: cannot be run: from position {longest} on it multiplies queries by a temperature; set "
+                f"max_context_tokens to at most {longest}"
+            )
+        limit = longest if limit is None else min(limit, longest)
     if missing := sorted(
         set(range(config.num_hidden_layers)) - {call.layer for call in recording.calls if call.is_marked}
     ):
@@ -98,10 +106,21 @@ def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     return decoder, head
 
 
+def _longest_unscaled(decoder: nn.Module) -> int | None:
+    """Return the longest context in which no layer multiplies queries by a temperature that depends on the length of
+    the KV cache, as Llama 4 does in layers without rotary embeddings; None if no layer does."""
+    spans = [
+        int(module.floor_scale) - 1  # type: ignore[arg-type]
+        for module in decoder.modules()
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+    ]
+    return min(spans, default=None)
+
+
 def _refusal(name: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{name}: cannot be run: {reason}; the engine runs layers of causal attention over all earlier tokens, a window or "
-        "a chunk"
+        f"{name}: cannot be run: {reason}; the engine runs layers of causal attention over all earlier tokens, a "
+        "window or a chunk"
     )
 
 
@@ -116,7 +135,9 @@ def _rules(
         kept = getattr(layer, "sliding_window", None)
         read = min(size for size in (rule.window, rule.chunk, num_tokens) if size is not None)
         if kept is not None and kept < read:
-            raise UnsupportedMask(f"the KV cache of its `generate` keeps a window of {kept} tokens, and its masks do not")
+            raise UnsupportedMask(
+                f"the KV cache of its `generate` keeps a window of {kept} tokens, and its masks hide no tokens"
+            )
     if rotary.depends_on_length(num_tokens - 1):
         raise UnsupportedMask("its rotary positions depend on the longest row of a batch")
     return rules

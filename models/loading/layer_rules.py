@@ -19,7 +19,7 @@ from models.loading.attention_calls import AttentionCall, MaskFunction, first_hi
 
 SUPPORTED = frozenset({"softcap", "s_aux"})
 """Keyword arguments of attention that change weights, and that the engine computes."""
-FEATURES = {"position_bias": "a position bias", "indices": "an index of the tokens that it reads"}
+FEATURES = {"position_bias": "a position bias"}
 """Names of unsupported features in error messages, by keyword argument of attention."""
 GRID = 256
 """Positions between which all pairs of a mask function are compared with a rule."""
@@ -58,7 +58,7 @@ def _equals(rule: LayerRule, function: MaskFunction, num_tokens: int, device: to
     if num_tokens > MAX_SAMPLES:
         far = far * (num_tokens - 1) // (MAX_SAMPLES - 1)
     # Around the first borders, every position counts.
-    near = torch.arange(max(0, size - 8), min(num_tokens, 2 * size + 8), device=device)[: MAX_SAMPLES]
+    near = torch.arange(max(0, size - 8), min(num_tokens, 2 * size + 8), device=device)[:MAX_SAMPLES]
     queries = torch.cat([far, near])
     chunk_start = queries // size * size
     borders = [queries - size + step for step in (-1, 0, 1, 2)] + [chunk_start + step for step in (-1, 0, 1)]
@@ -96,17 +96,27 @@ def rules_from_calls(calls: Sequence[AttentionCall], num_layers: int, num_tokens
                 raise
             except Exception as error:  # functions of models may index tensors of the length of the prompt
                 reason = " ".join(str(error).split())
-                raise UnsupportedMask(f"its attention uses masks that depend on more than positions ({reason})") from None
+                raise UnsupportedMask(
+                    f"its attention uses masks that depend on more than positions ({reason})"
+                ) from None
         rule = fitted[call.rule]
         if call.window is not None and call.window < num_tokens and call.window != rule.window:
             raise UnsupportedMask(f"its attention names a sliding window of {call.window} tokens that its mask lacks")
         if 0 <= call.layer < num_layers:
             caps = {"has_softcap": "softcap" in call.keywords, "has_sinks": "s_aux" in call.keywords}
-            rules[call.layer] = replace(rule, **caps)
+            rules[call.layer] = replace(rule, **caps, owner=_owner_of(call, calls))
     return rules
 
 
-def with_blocks(rules: Sequence[LayerRule], masks: Sequence[tuple[int, Tensor]]) -> tuple[list[LayerRule], Tensor | None]:
+def _owner_of(call: AttentionCall, calls: Sequence[AttentionCall]) -> int | None:
+    """Return the layer that made the K of a call before; None if the call has its own."""
+    owner = next(other.layer for other in calls if other is call or (other.key is not None and other.key is call.key))
+    return None if owner == call.layer else owner
+
+
+def with_blocks(
+    rules: Sequence[LayerRule], masks: Sequence[tuple[int, Tensor]]
+) -> tuple[list[LayerRule], Tensor | None]:
     """Return the rules of layers with `in_blocks` set as in the masks of one prompt, and its blocks (L,), see
     `models.inputs.prompt_blocks.groups_of`.
 

@@ -72,8 +72,8 @@ def output_layer(model: nn.Module, decoder: nn.Module, head: nn.Module, ids: Ten
         if all(_is_close(function(before.float()), logits.float(), bound) for before, logits in samples):
             return head if (scale, cap) == (1.0, 0.0) else OutputLayer(head, scale, cap)
     raise CheckpointError(
-        f"{name}: cannot be run: its logits are not its output embedding over its last states, scaled and capped as its "
-        "configuration says"
+        f"{name}: cannot be run: its logits are not its output embedding over its last states, scaled and capped by "
+        "numbers of its configuration"
     )
 
 
@@ -121,7 +121,7 @@ def _numbers(model: nn.Module) -> Sequence[float]:
     found: dict[float, None] = {}
     for part in settings:
         for name, value in part.items():
-            if "logit" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
-                if value > 0 and value != 1 and math.isfinite(value):
-                    found[float(value)] = None
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if "logit" in name and is_number and value > 0 and value != 1 and math.isfinite(value):
+                found[float(value)] = None
     return list(found)

@@ -94,6 +94,9 @@ MASKED = {
     **{kind: Family(partial(masked.text, kind), make_tokenizer) for kind in masked.TEXTS},
     "gemma3": Family(masked.gemma3, masked.gemma3_processor, ((24, 30), (40, 20)), "<boi>"),
     "gemma4": Family(masked.gemma4, masked.gemma4_processor, ((24, 24), (16, 40), (60, 20))),
+    "gemma4_small": Family(
+        partial(masked.gemma4, is_small=True), masked.gemma4_processor, ((24, 24), (16, 40), (60, 20))
+    ),
     "paligemma": Family(masked.paligemma, masked.paligemma_processor, ((24, 30), (40, 20))),
 }
 """Families with windows, chunks, image blocks or prefixes, whose prompts `tests.conformance.masked` makes."""

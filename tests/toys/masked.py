@@ -59,8 +59,8 @@ TEXT: dict[str, Any] = {"vocab_size": VOCAB_SIZE, **SIZES}
 GEMMA: dict[str, Any] = {**TEXT, "head_dim": 8, "num_hidden_layers": 4, "layer_types": TYPES, "sliding_window": WINDOW}
 GEMMA_4: dict[str, Any] = {
     **GEMMA,
-    **{"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "final_logit_softcapping": 3.0},
-    **{"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB_SIZE},
+    **{"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    **{"final_logit_softcapping": 3.0, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB_SIZE},
     "use_bidirectional_attention": "vision",
 }
 MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
@@ -85,6 +85,13 @@ def drawn(model: Any, seed: int) -> Any:
     return model
 
 
+SMALL_4: dict[str, Any] = {
+    **GEMMA_4,
+    **{"num_hidden_layers": 5, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8},
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+"""As Gemma 4 E2B: the last two layers read K and V of layers 1 and 2, and each layer has inputs by token."""
+
 TEXTS: dict[str, Callable[[], Any]] = {
     "mistral": lambda: MistralConfig(**TEXT, sliding_window=WINDOW),
     "phimoe": lambda: PhimoeConfig(**TEXT, **EXPERTS, sliding_window=WINDOW),
@@ -92,6 +99,7 @@ TEXTS: dict[str, Callable[[], Any]] = {
     "gemma3_text": lambda: Gemma3TextConfig(**GEMMA),
     "gemma4_text": lambda: Gemma4TextConfig(**GEMMA_4),
     "gemma4_moe": lambda: Gemma4TextConfig(**GEMMA_4, **MOE),
+    "gemma4_e2b": lambda: Gemma4TextConfig(**SMALL_4),
     "cohere2": lambda: Cohere2Config(**TEXT | {"num_hidden_layers": 4}, layer_types=TYPES, sliding_window=WINDOW),
     "llama4_text": lambda: Llama4TextConfig(
         **{**TEXT, **EXPERTS, "num_hidden_layers": 4, "head_dim": 8, "intermediate_size_mlp": 48},
@@ -128,10 +136,10 @@ def gemma3(seed: int = 0) -> Any:
 
 
 @cache
-def gemma4(seed: int = 0) -> Any:
+def gemma4(seed: int = 0, is_small: bool = False) -> Any:
     sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Gemma4Config(
-        text_config=Gemma4TextConfig(**GEMMA_4),
+        text_config=Gemma4TextConfig(**SMALL_4 if is_small else GEMMA_4),
         vision_config=Gemma4VisionConfig(
             **sizes, num_key_value_heads=2, head_dim=12, patch_size=4, pooling_kernel_size=2, position_embedding_size=64
         ),
@@ -179,7 +187,10 @@ def gemma3_processor() -> Gemma3Processor:
 def gemma4_processor() -> Any:
     images = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
     return without_torchvision(Gemma4Processor)(
-        feature_extractor=Gemma4AudioFeatureExtractor(), image_processor=images, tokenizer=marked_tokenizer(), video_processor=None
+        feature_extractor=Gemma4AudioFeatureExtractor(),
+        image_processor=images,
+        tokenizer=marked_tokenizer(),
+        video_processor=None,
     )
 
 

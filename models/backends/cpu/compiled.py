@@ -48,8 +48,8 @@ class ForwardKind(NamedTuple):
 class CompiledDecoder(DecoderRunner):
     """Runs a decoder with compiled layers; the decoder itself is not changed.
 
-    Prefills that record attention, add features inside layers, mask padding or exceed a window run eagerly. After a compilation failure
-    (`has_failed`) all forwards run eagerly.
+    Prefills that record attention, add features inside layers, mask padding or exceed a window run eagerly. After a
+    compilation failure (`has_failed`) all forwards run eagerly.
     """
 
     is_compiled = True

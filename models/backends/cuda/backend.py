@@ -58,7 +58,9 @@ class CudaBackend(Backend):
     def _kernel_of(self, cache: RaggedCache) -> TreeKernel | None:
         """Return the tree kernel for a cache; None if attention must use a mask, or before the first write."""
         if cache.is_made and cache not in self._kernels:
-            self._kernels[cache] = kernel_for(cache.keys, cache.values)
+            # Layers that read the K and V of others have none.
+            own = [layer for layer, memory in enumerate(cache.keys) if memory is not None]
+            self._kernels[cache] = kernel_for([cache.keys[i] for i in own], [cache.values[i] for i in own])
         return self._kernels.get(cache)
 
     def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:

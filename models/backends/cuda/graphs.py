@@ -173,7 +173,7 @@ class CapturedDecoder(DecoderRunner):
         if is_step and not self._has_failed and is_in_whole_step():
             # Its rows have a fixed number already.
             return self._run_compiled(embeds, positions, step, extra, wanted)
-        if not is_step or size is None or self._has_failed:
+        if not is_step or size is None or self._has_failed or extra:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)

@@ -79,9 +79,11 @@ class TreeAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See `models.backends.attention.AttentionKernel`."""
-        step.cache.write(layer, step.index, key, value)
-        cached = step.cache.layer(layer)
-        first, visible = self.ruled.get(tree_rule(step.cache.rule_of(layer)), (None, self.visible))
+        rule = step.cache.rule_of(layer)
+        if rule.owner is None:
+            step.cache.write(layer, step.index, key, value)
+        cached = step.cache.layer(layer if rule.owner is None else rule.owner)
+        first, visible = self.ruled.get(tree_rule(rule), (None, self.visible))
         if first is None and softcap is None and sinks is None:
             return self.kernel(query, *cached, self.blocks, self.lens, visible, scale)
         return self.kernel(query, *cached, self.blocks, self.lens, visible, scale, first, softcap or 0.0, sinks)

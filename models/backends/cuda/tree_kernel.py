@@ -1,9 +1,10 @@
 """Triton kernels of tree attention: every row attends to its committed positions and, under a mask, to its scratch.
 
 An online softmax goes over the committed positions of a row, which need no mask, and then over the scratch positions
-that follow them. In layers with windows or chunks, it starts at the first position that a query of the block reads. The queries of one key head are one block, up to MAX_QUERIES, so that K and V are read once. If rows
-and heads alone do not fill the GPU, positions are split among programs, and a second kernel merges their results (flash
-decoding, Dao et al. 2023).
+that follow them. In layers with windows or chunks, it starts at the first position that a query of the block reads.
+The queries of one key head are one block, up to MAX_QUERIES, so that K and V are read once. If rows and heads alone do
+not fill the GPU, positions are split among programs, and a second kernel merges their results (flash decoding, Dao et
+al. 2023).
 
 The positions of a row are P blocks of C positions: pages of a paged cache, or one block with all positions.
 
@@ -57,7 +58,7 @@ def _start_of(blocks, row, column, num_blocks, key_head, KEY_HEADS: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _score(asked, key, scale, cap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return scores as base-2 logarithms; a cap c of scores, of base-2 logarithms, makes c · tanh(scores / c) of them."""
+    """Return scores x as base-2 logarithms; with a cap c, in base-2 logarithms as well, c · tanh(x / c)."""
     scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
     if HAS_CAP:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1); 2.885… is 2 / ln 2.
