@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,34 +11,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decoding import Engine, Method, Sampling
+import models.forward_check as check
+import models.kv.lanes as lanes
+import models.kv.prefill as reading
+from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from models.backends import attention, mask_rules
 from models.backends.base import REFERENCE
 from models.backends.cache import RaggedCache
 from models.backends.cuda.backend import CudaBackend
 from models.backends.mask_rules import LayerRule, TreePositions, rules_of
+from models.heads.training.teacher import make_training_sample
 from models.loading.checkpoints import CheckpointError
 from models.loading.output_layer import OutputLayer
 from tests import toys
 from tests.conformance import checks, masked
+from tests.covering import tiers
 from tests.models.plain_tree_kernel import plain
-from tests.toys.masked import CHUNK, WINDOW
+from tests.toys.masked import CHUNK, NARROW, WINDOW
 
 FAMILIES = tuple(toys.MASKED)
-FAST = [("mistral", "ragged", "perturbed", 4), ("gemma3", "ragged", "perturbed", 4)]
-CASES = [
-    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
-    for case in (
-        (family, tree, drafter, slots)
-        for family in FAMILIES
-        for tree, drafter in (("chain", "none"), ("chain", "perturbed"), ("ragged", "perturbed"), ("chain", "right"))
-        for slots in (1, 4, 9)
-    )
-]
+METHODS = [("chain", "none"), ("chain", "perturbed"), ("ragged", "perturbed"), ("chain", "right")]
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
-@pytest.mark.parametrize(("family", "tree", "drafter", "slots"), CASES)
+@tiers("family, tree, drafter, slots", FAMILIES, METHODS, [1, 4, 9], fast=("mistral",))
 def test_greedy_output_equals_generate(family: str, tree: str, drafter: str, slots: int) -> None:
     masked.check_greedy(family, tree, drafter, slots)
 
@@ -71,7 +70,9 @@ def check_sampled(family: str, change: Callable[[Any], None] = lambda target: No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "gemma4", "llama4_text", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["mistral_narrow", "gemma2", "gemma3", "gemma4", "llama4_text", "gpt_oss", "gemma4_e2b"]
+)
 def test_the_tree_kernel_gives_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA backend over CPU tensors, with a plain tree kernel that reads rows by number."""
     backend = CudaBackend()
@@ -83,10 +84,40 @@ def test_the_tree_kernel_gives_the_same_tokens(family: str, monkeypatch: pytest.
 
 
 @pytest.mark.slow
+def test_layers_of_a_decoder_with_several_types_keep_their_types_without_the_others() -> None:
+    """A decoder of only some layers equals a model that was made of these layers: rotary embeddings differ by type."""
+    whole = toys.target("gemma3_text")
+    config = copy.deepcopy(toys.oracle("gemma3_text").config)
+    config.num_hidden_layers, config.layer_types = 2, [config.layer_types[index] for index in (1, 3)]
+    alone: Any = type(toys.oracle("gemma3_text"))(config).eval()
+    alone.load_state_dict(toys.oracle("gemma3_text").state_dict(), strict=False)
+    layers: Any = whole.decoder.layers
+    alone.model.layers = nn.ModuleList(copy.deepcopy(layers[index]) for index in (1, 3))
+    for index, layer in enumerate(alone.model.layers):
+        layer.self_attn.layer_idx, layer.self_attn.config = index, config
+    ids = torch.tensor([[9, 30, 4, 17, 21, 40, 11, 9, 12]])
+    with torch.inference_mode():
+        expected = alone.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        memory = whole.lanes(1, 1, 32)
+        memory.admit(_slots(1), [[whole.encode("<s>", ())]])
+        memory.empty(_slots(1))
+        depth = torch.arange(ids.shape[1])[None]
+        some = memory.of_layers([1, 3])
+        got = memory.forward(_slots(1), ids, depth, depth[:, :, None] >= depth[:, None], 0, some)[0, 0]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_layers_that_share_keys_and_values_are_not_skipped() -> None:
+    with pytest.raises(ValueError, match="cannot be skipped"):
+        toys.target("gemma4_e2b").lanes(1, 1, 32).of_layers([0, 1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mistral", "phimoe"])
 def test_compiled_layers_with_a_window_give_the_same_tokens(family: str) -> None:
     target = toys.target(family)
-    assert target.compile() is (family == "mistral")
+    assert target.compile()
     method = Method(checks.make_drafter("perturbed", family), checks.TREES["ragged"](), Exact())
     wanted = masked.requests(family, 9)
     done = checks.run(Engine(target, method, 4, masked.CAPACITY), wanted)
@@ -109,9 +140,59 @@ def test_the_kv_cache_of_a_prompt_does_not_depend_on_other_prompts(family: str) 
 
 
 def _slots(number: int) -> Any:
-    from models.kv.lanes import SlotBatch
+    return lanes.SlotBatch(torch.arange(number), tuple(range(number)), (1,) * number)
 
-    return SlotBatch(torch.arange(number), tuple(range(number)), (1,) * number)
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "texts", "num_stems"),
+    [
+        ("mistral", ["{} w9 w10 w11", "{} w12", "{} w13 w14"], 1),
+        ("gemma3", ["{} <boi> w9 w10 w11", "{} <boi> w12", "{} <boi> w13 w14"], 1),
+        ("gemma4_small", ["{} <image> w9 w10 w11", "{} <image> w12", "{} <image> w13 w14"], 1),
+        ("gemma3", ["{} w9 <boi> w10", "{} w11 <boi> w10", "{} w11 w12 <boi> w13"], 0),
+        ("paligemma", ["<image> {} w9", "<image> {} w10", "<image> {} w11 w12"], 0),
+    ],
+)
+def test_stems_end_behind_blocks(
+    family: str, texts: list[str], num_stems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts share the tokens before their first difference if no block reaches beyond them."""
+    monkeypatch.setattr("models.kv.prefill_batching.MIN_SAVING", 1)
+    found: list[int] = []
+    find = reading.find_stems
+
+    def counted(*given: Any) -> Any:
+        stems = find(*given)
+        found.append(len(stems))
+        return stems
+
+    monkeypatch.setattr(reading, "find_stems", counted)
+    common = " ".join(["<s>", *(f"w{20 + i}" for i in range(15))])
+    images = (toys.picture(3, family),) if toys.family_of(family).takes_images else ()
+    sampling = Sampling(max_new_tokens=masked.NUM_NEW, suppress_tokens=(3, 4, 5, 6, 7, 8))
+    wanted = [Request(f"stem-{i}", text.format(common), images, sampling, seed=1) for i, text in enumerate(texts)]
+    target = toys.target(family)
+    method = Method(checks.make_drafter("none", family), checks.TREES["chain"](), Exact())
+    done = checks.run(Engine(target, method, 3, masked.CAPACITY), wanted)
+    masked.compare(family, wanted, {name: one.token_ids for name, one in done.items()}, target.eos_ids)
+    assert found == [num_stems]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma4_small", "paligemma", "llama4_text"])
+def test_states_of_a_training_sample_are_those_of_decoding(family: str) -> None:
+    """A prompt with its continuation in one prefill has the logits of `generate`: no generated token joins a block."""
+    target = toys.target(family)
+    for request in masked.requests(family, 4):
+        expected = checks.generated(family, request, target.eos_ids)
+        sample = make_training_sample(target, target.encode(request.prompt, request.images), expected)
+        memory = target.lanes(1, 1, masked.CAPACITY)
+        with torch.inference_mode():
+            [states] = memory.admit(_slots(1), [[sample.prefix]]).states
+            scores = memory.logits(states)[-len(expected) - 1 : -1]
+        scores[:, list(request.sampling.suppress_tokens)] = -torch.inf
+        assert tuple(scores.argmax(-1).tolist()) == expected
 
 
 @pytest.mark.slow
@@ -121,14 +202,18 @@ def test_rules_are_those_of_the_family(family: str) -> None:
     sizes = [(rule.window, rule.chunk) for rule in rules]
     both = [(WINDOW, None), (None, None)]
     expected = {
-        **dict.fromkeys(("mistral", "phimoe"), [both[0]] * 2),
-        **{"gpt_oss": both, "paligemma": [both[1]] * 2, "llama4_text": [(None, CHUNK)] * 3 + [both[1]]},
+        **{"mistral": both[:1] * 2, "phimoe": both[:1] * 2, "mistral_narrow": [(NARROW, None)] * 2, "gpt_oss": both},
+        **{"paligemma": both[1:] * 2, "llama4_text": [(None, CHUNK)] * 3 + both[1:]},
+        **{name: [both[0], *both, *both] for name in ("gemma4_e2b", "gemma4_small")},
     }
     assert sizes == expected.get(family, both * 2)
     blocks = {"gemma3": [True] * 4, "gemma4": [True, False] * 2, "paligemma": [True] * 2}
+    blocks["gemma4_small"] = [True, True, False, True, False]
     assert [rule.in_blocks for rule in rules] == blocks.get(family, [False] * len(rules))
     assert all(rule.has_softcap == (family == "gemma2") for rule in rules)
     assert all(rule.has_sinks == (family == "gpt_oss") for rule in rules)
+    is_shared = family in ("gemma4_e2b", "gemma4_small")
+    assert [rule.owner for rule in rules[-2:]] == ([1, 2] if is_shared else [None, None])
 
 
 # --- planted faults ------------------------------------------------------------------------------------------------
@@ -175,8 +260,6 @@ def all_layers_read_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def blocks_go_to_another_row(patch: pytest.MonkeyPatch) -> None:
-    import models.kv.prefill as reading
-
     stack = reading.stack_groups
     patch.setattr(reading, "stack_groups", lambda prefixes: stack(prefixes[::-1]))
 
@@ -193,6 +276,15 @@ def positions_of_nodes_are_their_numbers(patch: pytest.MonkeyPatch) -> None:
 
 def windows_apply_to_prompts_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("models.backends.base.masked_rules", lambda rules: [])
+
+
+def the_wrong_layer_owns_keys_and_values(patch: pytest.MonkeyPatch) -> None:
+    _replace_rules(patch, lambda rule: replace(rule, owner=0) if rule.owner == 1 else rule)
+
+
+def inputs_of_layers_go_to_another_token(patch: pytest.MonkeyPatch) -> None:
+    look_up = lanes.layer_inputs_of
+    patch.setattr(lanes, "layer_inputs_of", lambda decoder, tokens: look_up(decoder, (tokens + 1) % toys.VOCAB_SIZE))
 
 
 def scores_are_not_capped(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +328,10 @@ FAULTS = [
     (image_tokens_are_causal, "paligemma"),
     (all_layers_read_blocks, "gemma4"),
     (blocks_go_to_another_row, "gemma3"),
-    (positions_of_nodes_are_their_numbers, "mistral"),
+    (positions_of_nodes_are_their_numbers, "mistral_narrow"),
+    (positions_of_nodes_are_their_numbers, "llama4_text"),
+    (the_wrong_layer_owns_keys_and_values, "gemma4_e2b"),
+    (inputs_of_layers_go_to_another_token, "gemma4_small"),
     (windows_apply_to_prompts_alone, "phimoe"),
     (scores_are_not_capped, "gemma2"),
     (sinks_are_dropped, "gpt_oss"),
@@ -285,8 +380,6 @@ def test_a_dropped_scale_or_cap_of_logits_is_caught(family: str, monkeypatch: py
 
 @pytest.mark.slow
 def test_a_cap_is_found_though_logits_of_a_test_prompt_are_far_below_it() -> None:
-    import copy
-
     model = copy.deepcopy(toys.oracle("gemma2"))
     model.config.final_logit_softcapping = 30.0
     head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
@@ -299,8 +392,6 @@ def test_a_cap_is_found_though_logits_of_a_test_prompt_are_far_below_it() -> Non
 @pytest.mark.slow
 def test_a_prefix_that_the_check_lengthens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens behind PaliGemma's prompt are of type 1, as in `generate`; with type 0 they would belong to the prefix."""
-    import models.forward_check as check
-
     extend = check._extend
     monkeypatch.setattr(check, "_extend", lambda inputs, nodes, new_types=0: extend(inputs, nodes, 0))
     with pytest.raises(CheckpointError, match="logits of earlier tokens change with later ones"):

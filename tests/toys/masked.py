@@ -46,6 +46,8 @@ from tests.toys.text import SIZES
 from tests.toys.weights import IMAGE_ID, STD, VOCAB_SIZE, make_tokenizer, randomise
 
 WINDOW = 6
+NARROW = 2
+"""A window that is shorter than a path of a draft tree."""
 CHUNK = 8
 FIRST_WORD = 9
 """Number of the first word of tokenizers with marks of images, whose ids are before it."""
@@ -94,6 +96,7 @@ SMALL_4: dict[str, Any] = {
 
 TEXTS: dict[str, Callable[[], Any]] = {
     "mistral": lambda: MistralConfig(**TEXT, sliding_window=WINDOW),
+    "mistral_narrow": lambda: MistralConfig(**TEXT, sliding_window=NARROW),
     "phimoe": lambda: PhimoeConfig(**TEXT, **EXPERTS, sliding_window=WINDOW),
     "gemma2": lambda: Gemma2Config(**GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
     "gemma3_text": lambda: Gemma3TextConfig(**GEMMA),
