@@ -158,6 +158,7 @@ def test_stems_end_behind_blocks(
     family: str, texts: list[str], num_stems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts share the tokens before their first difference if no block reaches beyond them."""
+    target = toys.target(family)
     monkeypatch.setattr("models.kv.prefill_batching.MIN_SAVING", 1)
     found: list[int] = []
     find = reading.find_stems
@@ -172,7 +173,6 @@ def test_stems_end_behind_blocks(
     images = (toys.picture(3, family),) if toys.family_of(family).takes_images else ()
     sampling = Sampling(max_new_tokens=masked.NUM_NEW, suppress_tokens=(3, 4, 5, 6, 7, 8))
     wanted = [Request(f"stem-{i}", text.format(common), images, sampling, seed=1) for i, text in enumerate(texts)]
-    target = toys.target(family)
     method = Method(checks.make_drafter("none", family), checks.TREES["chain"](), Exact())
     done = checks.run(Engine(target, method, 3, masked.CAPACITY), wanted)
     masked.compare(family, wanted, {name: one.token_ids for name, one in done.items()}, target.eos_ids)
@@ -190,8 +190,8 @@ def test_states_of_a_training_sample_are_those_of_decoding(family: str) -> None:
         memory = target.lanes(1, 1, masked.CAPACITY)
         with torch.inference_mode():
             [states] = memory.admit(_slots(1), [[sample.prefix]]).states
-            scores = memory.logits(states)[-len(expected) - 1 : -1]
-        scores[:, list(request.sampling.suppress_tokens)] = -torch.inf
+            scores = memory.logits(states)[-len(expected) - 1 : -1].clone()
+            scores[:, list(request.sampling.suppress_tokens)] = -torch.inf
         assert tuple(scores.argmax(-1).tolist()) == expected
 
 
