@@ -11,7 +11,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docgen import checkpoint_keys, columns, commands, config, generation, markdown, methods, modules, refusals, size
+from docgen import (
+    checkpoint_keys,
+    columns,
+    commands,
+    config,
+    families,
+    generation,
+    markdown,
+    methods,
+    modules,
+    refusals,
+    size,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
@@ -23,6 +35,7 @@ def generate(root: Path) -> dict[Path, str]:
         REFERENCE / "checkpoint-keys.md": checkpoint_keys.checkpoint_keys_page(),
         REFERENCE / "columns.md": columns.columns_page(),
         REFERENCE / "error-codes.md": columns.error_codes_page(root),
+        REFERENCE / "families.md": families.families_page(),
         REFERENCE / "generation-settings.md": generation.generation_page(),
         REFERENCE / "metrics.md": columns.metrics_page(),
         REFERENCE / "commands.md": commands.commands_page(root),

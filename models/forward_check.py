@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.backends.mask_rules import LayerRule, rules_of, set_rules
 from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
+from models.inputs.prompt_blocks import UnknownMaskError, visible_of
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.attention_calls import recorded
 from models.loading.checkpoints import CheckpointError, first_line
+from models.loading.layer_rules import UnsupportedMask, with_blocks
 
 MAX_TOKENS = 4096
 """Longest test prompt in tokens; bounds the masks of a forward."""
@@ -37,6 +40,8 @@ OTHER_PARTS = re.compile(r"vision|audio|speech|talker|quantization|image", re.IG
 """Names of nested configurations that are not of the language model."""
 LONGEST = re.compile(r"^(max_(\w+_)?positions?(_embeddings)?|n_positions|max_seq_len|n_ctx|seq_length)$")
 """Names of the number of positions of a model; tables of learned positions have no others."""
+TOKEN_TYPES = "token_type_ids"
+"""Output of processors that marks tokens of images, or of a prefix whose tokens read each other."""
 NUM_NODES = 4
 """Number of tokens of the step that follows the prompts."""
 TEXT_LENGTHS = (16, 4)
@@ -88,13 +93,21 @@ def prove(
             key: value.to(device, dtype if value.is_floating_point() else None)
             for key, value in _picture_prompt(front_end, name).items()
         }
+        if TOKEN_TYPES in placed:
+            # Processors return types for text as well; 0 is text, and the prefix of PaliGemma.
+            for inputs in prompts["text"]:
+                inputs[TOKEN_TYPES] = torch.zeros_like(inputs["input_ids"])
         prompts["a picture"] = [placed, prompts["text"][1]]
     try:
         with torch.inference_mode():
             for kind, inputs in prompts.items():
                 decoder.set_attn_implementation(before)  # type: ignore[operator]
                 bound = BOUNDS.get(dtype, BOUNDS[torch.bfloat16])
-                if problem := _problem(model, decoder, head, inputs, nodes, visual_ids, bound):
+                try:
+                    problem = _problem(model, decoder, head, inputs, nodes, visual_ids, bound)
+                except (UnsupportedMask, UnknownMaskError) as error:
+                    problem = str(error)
+                if problem:
                     raise _refusal(name, f"with {kind}, {problem}")
     except (CheckpointError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
@@ -116,33 +129,30 @@ def _problem(
     bound: float,
 ) -> str | None:
     """Return why the engine cannot run the model with these prompts, followed by `nodes` (1, N); None if it can."""
-    masks: list[Any] = []
-    handle = decoder.register_forward_pre_hook(
-        lambda _module, _args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
-    )
-    try:
-        changed = [_reference_logits(model, _extend(inputs, nodes.flip(1))) for inputs in prompts]
-        alone = [_reference_logits(model, inputs) for inputs in prompts]
-    finally:
-        handle.remove()
-    if any(_looks_ahead(mask) for mask in masks):
-        return "its decoder receives a mask that is not causal: tokens look at later ones"
-    with recorded(decoder) as recording:
-        extended = [_reference_logits(model, _extend(inputs, nodes)) for inputs in prompts]
+    rules = list(rules_of(decoder)) or [LayerRule()] * decoder.config.num_hidden_layers  # type: ignore[operator,union-attr]
+    extended = []
+    new_types = 0
+    for inputs in prompts:
+        logits, rules, groups = _recorded_logits(model, decoder, _extend(inputs, nodes), rules)
+        if groups is not None and groups[-1] < len(groups) - 1 and TOKEN_TYPES in inputs:
+            # Generated tokens are causal. In PaliGemma, tokens of type 0 are a prefix that they would lengthen.
+            new_types = 1
+            logits, rules, groups = _recorded_logits(model, decoder, _extend(inputs, nodes, new_types), rules)
+        extended.append(logits)
+    set_rules(decoder, rules)
+    changed = [_reference_logits(model, _extend(inputs, nodes.flip(1), new_types)) for inputs in prompts]
+    alone = [_reference_logits(model, inputs) for inputs in prompts]
     for long, other, short in zip(extended, changed, alone, strict=True):
         if not long.isfinite().all():
             return "its own logits are not finite"
         known = long[: len(short)]
         if _difference(short, known) > bound or _difference(other[: len(short)], known) > bound:
             return "logits of earlier tokens change with later ones"
-    received = {id(call.mask): call.mask for call in recording.calls if call.mask is not None}
-    if reason := next(filter(None, map(_why_not_causal, received.values())), None):
-        return reason
     prefixes = [capture(model, decoder, inputs, visual_ids) for inputs in prompts]
     prefilled, stepped = _engine_logits(decoder, head, prefixes, nodes)
     for long, first, then in zip(extended, prefilled, stepped, strict=True):
         if _difference(first, long[: len(first)]) > bound:
-            return "full causal attention over a prompt gives other logits than its own forward"
+            return "attention by the rules of its layers gives other logits of a prompt than its own forward"
         if _difference(then, long[len(first) :]) > bound:
             return (
                 "tokens behind a prompt get other logits than in its own forward: it ignores the positions that it is "
@@ -184,13 +194,31 @@ def _reference_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return out.float()
 
 
-def _extend(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
-    """Append the text tokens `nodes` (1, N) to a prompt; the processor's other per-token outputs are extended alike."""
+def _recorded_logits(
+    model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], rules: list[LayerRule]
+) -> tuple[Tensor, list[LayerRule], Tensor | None]:
+    """Return the logits (L, V) of the model's own forward, in fp32, the rules of its layers with their blocks, and the
+    blocks (L,) of the prompt; raises UnsupportedMask if a mask that attention receives follows no rule."""
+    with recorded(decoder) as recording:
+        logits = _reference_logits(model, inputs)
+    masks = []
+    for call in recording.calls:
+        if call.mask is not None:
+            if call.mask.dtype != torch.bool and bool(call.mask[visible_of(call.mask)].any()):
+                raise UnsupportedMask("its attention receives a mask that changes scores")
+            masks.append((call.layer, call.mask))
+    return logits, *with_blocks(rules, masks)
+
+
+def _extend(inputs: dict[str, Tensor], nodes: Tensor, new_types: int = 0) -> dict[str, Tensor]:
+    """Append the text tokens `nodes` (1, N), of type `new_types`, to a prompt; the processor's other per-token outputs
+    are extended alike."""
     length = inputs["input_ids"].shape[1]
     longer = dict(inputs)
     for key, value in inputs.items():
         if value.dim() == 2 and value.shape == (1, length) and not value.is_floating_point():
-            more = nodes if key == "input_ids" else torch.full_like(nodes, int(key == "attention_mask"))
+            number = new_types if key == TOKEN_TYPES else int(key == "attention_mask")
+            more = nodes if key == "input_ids" else torch.full_like(nodes, number)
             longer[key] = torch.cat([value, more.to(value.dtype)], dim=1)
     return longer
 
@@ -202,37 +230,6 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     theirs = theirs.to(ours.device)
     spread = float((theirs - theirs.mean(-1, keepdim=True)).norm())
     return float((ours - theirs).norm()) / max(spread, 1e-30)
-
-
-def _looks_ahead(mask: Any) -> bool:
-    """Return whether an attention mask lets tokens attend to later tokens; masks of unknown types count as True."""
-    if isinstance(mask, dict):
-        return any(_looks_ahead(value) for value in mask.values())
-    if not isinstance(mask, Tensor):
-        return mask is not None
-    if mask.dim() < 3:
-        return False
-    visible, causal = _seen(mask)
-    return bool((visible & ~causal).any())
-
-
-def _why_not_causal(mask: Tensor) -> str | None:
-    """Return why a mask (…, N, M) that attention receives is not a causal mask; None if it is."""
-    visible, causal = _seen(mask)
-    if bool((visible & ~causal).any()):
-        return "its attention receives a mask that is not causal: tokens look at later ones"
-    if bool((causal & ~visible).any()):
-        return f"its attention receives a mask that hides earlier tokens from some of {causal.shape[1]} tokens"
-    if mask.dtype != torch.bool and bool(mask[visible].any()):
-        return "its attention receives a mask that changes scores"
-    return None
-
-
-def _seen(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which positions a mask (…, N, M) leaves visible, and which ones a causal mask (N, M) does."""
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    queries, keys = visible.shape[-2:]
-    return visible, torch.ones(queries, keys, dtype=torch.bool, device=visible.device).tril(keys - queries)
 
 
 def _passage(front_end: FrontEnd, plain: list[int], length: int, num_before: int = 0) -> list[int]:

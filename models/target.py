@@ -66,8 +66,8 @@ class Target(TargetModel):
     ) -> None:
         self.model, self.front_end, self.name = model, front_end, name
         label = name or type(model).__name__
-        self.decoder, self.head = parts_of(model, label)
-        self.max_context_tokens = check_decoder(model, self.decoder, self.head, label, max_context_tokens)
+        self.decoder, embedding = parts_of(model, label)
+        self.head, self.max_context_tokens = check_decoder(model, self.decoder, embedding, label, max_context_tokens)
         weight = next(self.decoder.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size, self.hidden_size = map(int, self.head.weight.shape)  # type: ignore[arg-type]

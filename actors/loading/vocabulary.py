@@ -13,6 +13,7 @@ from configs.load import ConfigError
 from models.contract import TargetModel
 from models.heads.medusa import MedusaHeads
 from models.inputs.processing import FrontEnd
+from models.loading.output_layer import OutputLayer
 from models.loading.vocabulary import SlicedHead, TokenCount, VocabularyError, read_tokens
 
 NUM_NAMED_DIFFERENCES = 3
@@ -67,6 +68,11 @@ def slice_head(head: nn.Module, choice: DraftVocabularyConfig | None, target: Ta
     """Slice an output layer to the draft vocabulary; logits have the target's width. Return `head` without a choice."""
     if choice is None:
         return head
+    if isinstance(head, OutputLayer):
+        # Tokens outside the draft vocabulary have no logit that a cap could raise.
+        inner = slice_head(head.rows, choice, target)
+        assert isinstance(inner, SlicedHead)
+        return inner.with_rows(head.with_rows(inner.rows))
     if not isinstance(head, nn.Linear):
         raise ConfigError(
             f"method.drafter.vocabulary: the drafter's output layer is a {type(head).__name__}, which cannot be "

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -28,50 +28,34 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
+from models.backends.attention_probe import AttentionProbe
 from models.backends.cache import RaggedCache
+from models.backends.mask_rules import LayerRule, refuse_unknown, rules_of, tree_rule
+from models.backends.rule_attention import attend_prompt, weigh
 from models.backends.states.layers import running
 from models.backends.states.memory import StatesStep
 
 IMPLEMENTATION = "draftfleet_ragged"
 
 
-class AttentionProbe:
-    """Sum the attention weights of the marked `queries` (r, L) to each KV position over the layers of one prefill."""
-
-    QUERY_CHUNK = 64
-    """Queries per chunk; bounds the memory of the attention weights."""
-
-    def __init__(self, queries: Tensor) -> None:
-        self.queries = queries
-        self.total = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
-        self.num_added = 0
-
-    def add(self, query: Tensor, key: Tensor, scaling: float | None) -> None:
-        """Add the causal attention of one layer: `query` (r, H, L, D_h), `key` (r, H_kv, L, D_h)."""
-        _, num_heads, length, head_dim = query.shape
-        scale = head_dim**-0.5 if scaling is None else scaling
-        keys = key.repeat_interleave(num_heads // key.shape[1], dim=1).float()
-        column = torch.arange(length, device=query.device)
-        for start in range(0, length, self.QUERY_CHUNK):
-            some = query[:, :, start : start + self.QUERY_CHUNK].float()
-            row = column[start : start + self.QUERY_CHUNK]
-            scores = (some @ keys.transpose(2, 3) * scale).masked_fill(row[:, None] < column, -torch.inf)
-            marked = self.queries[:, None, start : start + self.QUERY_CHUNK, None].to(scores.device)
-            self.total += (scores.softmax(-1) * marked).sum(dim=(1, 2)).to(self.total.device)
-        self.num_added += num_heads
-
-    def mean(self) -> Tensor:
-        """Return the mean weight over layers, heads and marked queries, (r, L)."""
-        return self.total / (self.num_added * self.queries.sum(1, keepdim=True).clamp_min(1))
-
-
 class AttentionKernel(Protocol):
     """Attention kernel of a backend, for all layers of one forward."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: AttentionStep,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write K and V (r, H_kv, N, D_h) to the cache; return the attention output (r, N, H, D_h)."""
+        """Write K and V (r, H_kv, N, D_h) to the cache; return the attention output (r, N, H, D_h).
+
+        `softcap` and `sinks` (H,) are as for `models.backends.rule_attention.weigh`.
+        """
         ...
 
     def on(self, device: torch.device) -> AttentionKernel:
@@ -87,7 +71,8 @@ class AttentionStep:
     node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
     only. If `kernel` is set, it runs instead of torch's scaled dot-product attention. `index` are the blocks and
     offsets to write, by default those of `rows` and `columns`, see `RaggedCache.locate`. `states` is what recurrent
-    layers read and write, None if there are none.
+    layers read and write, None if there are none. `masks` replace `mask` in layers whose rule hides earlier positions.
+    `groups` (r, L) are the blocks of tokens of a prefill, see `LayerRule.prompt_mask`.
     """
 
     cache: RaggedCache
@@ -100,6 +85,8 @@ class AttentionStep:
     kernel: AttentionKernel | None = None
     index: tuple[Tensor, Tensor] = ()  # type: ignore[assignment]
     states: StatesStep | None = None
+    masks: Mapping[LayerRule, Tensor] = field(default_factory=dict)
+    groups: Tensor | None = None
     _on_device: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +97,12 @@ class AttentionStep:
     def is_prefill(self) -> bool:
         """Whether rows attend causally to the new tokens only."""
         return self.mask is None and self.kernel is None
+
+    def mask_of(self, layer: int) -> Tensor | None:
+        """Return the mask of a layer."""
+        if not self.masks:
+            return self.mask
+        return self.masks.get(tree_rule(self.cache.rule_of(layer)), self.mask)
 
     def on(self, device: torch.device) -> AttentionStep:
         """Return a copy for layers on another device, created once per device; cache and probe are shared."""
@@ -125,6 +118,8 @@ class AttentionStep:
                 mask=mask,
                 kernel=kernel,
                 index=(self.index[0].to(device), self.index[1].to(device)),
+                masks={rule: bias.to(device) for rule, bias in self.masks.items()},
+                groups=None if self.groups is None else self.groups.to(device),
                 _on_device={},
             )
         return self._on_device[device]
@@ -169,25 +164,43 @@ def attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     lanes: AttentionStep | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Write K and V (r, H_kv, N, D_h) and return the attention output (r, N, H, D_h), as transformers expects it."""
+    """Write K and V (r, H_kv, N, D_h) and return the attention output (r, N, H, D_h), as transformers expects it.
+
+    `softcap` and the sinks `s_aux` (H,) are as for `models.backends.rule_attention.weigh`. Windows are rules of the KV
+    cache, which were recorded from masks; `sliding_window` is not read. Raises: TypeError for unknown arguments.
+    """
     assert lanes is not None, "an engine uses this model: call it through models.kv.lanes, not directly"
+    refuse_unknown(others)
     layer: int = module.layer_idx  # type: ignore[assignment]
+    rule = lanes.cache.rule_of(layer)
     num_rows, num_heads, num_nodes, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling
+    is_special = softcap is not None or s_aux is not None
     if lanes.kernel is not None:
-        return lanes.kernel.attend(layer, query, key, value, lanes, scale), None
-    lanes.cache.write(layer, lanes.index, key, value)
+        extras = (softcap, s_aux) if is_special else ()
+        return lanes.kernel.attend(layer, query, key, value, lanes, scale, *extras), None
+    if rule.owner is None:
+        lanes.cache.write(layer, lanes.index, key, value)
     if lanes.mask is None:
         if lanes.probe is not None:
-            lanes.probe.add(query, key, scaling)
+            lanes.probe.add(query, key, scaling, rule, lanes.groups, softcap, s_aux)
+        if is_special or (rule.in_blocks and lanes.groups is not None) or not rule.is_causal_within(num_nodes):
+            return attend_prompt(query, key, value, rule, lanes.groups, scale, softcap, s_aux), None
         grouped = query.shape[1] != key.shape[1]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return mixed.transpose(1, 2), None
-    keys, values = lanes.cache.read(layer, lanes.rows, lanes.num_leading_rows, lanes.window)
+    owner = layer if rule.owner is None else rule.owner
+    keys, values = lanes.cache.read(owner, lanes.rows, lanes.num_leading_rows, lanes.window)
+    mask = lanes.mask_of(layer)
+    assert mask is not None
+    if is_special:
+        return weigh(query, keys, values, mask, scale, softcap, s_aux).transpose(1, 2), None
     groups = num_heads // keys.shape[1]
-    mask = lanes.mask
     if groups > 1:
         # Query heads of one group become extra query rows, so K and V are read once and not repeated.
         query = query.reshape(num_rows, keys.shape[1], groups * num_nodes, head_dim)
@@ -268,11 +281,13 @@ def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
     view = copy.copy(decoder)
     view._modules = dict(decoder._modules)
     view.layers = nn.ModuleList(layers)
-    kinds = getattr(decoder.config, "layer_types", None)
-    if kinds and len(set(kinds)) > 1:
-        # Decoders read the type of a layer at its place among the layers that run.
-        view.config = copy.copy(decoder.config)
-        view.config.layer_types = [kinds[index] for index in indices]
+    config: Any = decoder.config
+    if getattr(config, "hidden_size_per_layer_input", 0) or any(rule.owner is not None for rule in rules_of(decoder)):
+        raise ValueError("layers that share K and V, or have inputs of their own, cannot be skipped")
+    if types := getattr(config, "layer_types", None):
+        # Decoders choose masks, rotary embeddings and kinds by the place of a layer in `layers`.
+        view.config = copy.copy(config)
+        view.config.layer_types = [types[index] for index in indices]  # type: ignore[union-attr]
         view.config.num_hidden_layers = len(indices)
     return view
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep, DecoderRunner, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
 from models.backends.host_copy import HostCopy, PackedCopy
+from models.backends.mask_rules import LayerRule, TreePositions, masked_rules
 from models.backends.memory import free_bytes
 from models.backends.recorder import KernelRecorder
 
@@ -124,7 +125,10 @@ class Backend:
         cache_positions, positions = node_positions(nodes)
         bias = mask_bias(tree_mask(nodes.lens, nodes.visible, nodes.window), nodes.dtype)
         num_leading = len(nodes.rows) if nodes.leading else None
-        return AttentionStep(nodes.cache, nodes.rows, cache_positions, bias, nodes.window, num_leading), positions
+        step = AttentionStep(
+            nodes.cache, nodes.rows, cache_positions, bias, nodes.window, num_leading, masks=rule_masks(nodes)
+        )
+        return step, positions
 
     def cut_chain(self, best: Tensor, max_depth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """End each chain before the first draft with a non-finite score or a depth above `max_depth` (b,).
@@ -188,6 +192,16 @@ def node_positions(nodes: TreeNodes) -> tuple[Tensor, Tensor]:
     return (nodes.lens[:, None] + nodes.numbers).clamp_max(nodes.cache.capacity), (nodes.lens + nodes.delta)[
         :, None
     ] + nodes.depth
+
+
+def rule_masks(nodes: TreeNodes) -> dict[LayerRule, Tensor]:
+    """Return the masks (r, 1, N, window), added to the scores, of the rules of layers that hide earlier positions."""
+    rules = masked_rules(nodes.cache.rules)
+    if not rules:
+        return {}
+    places = TreePositions.of(nodes.lens, nodes.depth, nodes.visible)
+    masks = {rule: places.mask(rule, nodes.lens, nodes.visible, nodes.window) for rule in rules}
+    return {rule: mask_bias(mask, nodes.dtype) for rule, mask in masks.items()}
 
 
 REFERENCE = Backend()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.backends.mask_rules import PLAIN, LayerRule
 from models.backends.states.memory import RecurrentStates
 
 
@@ -15,10 +16,12 @@ class RaggedCache:
 
     A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
     (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
-    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block. `states` are
-    those of recurrent layers, None if there are none; layers without attention have no K and V.
+    The memory of a layer is a number of blocks of `block_size` positions: here each row is one block. `rules` are those
+    of the layers, empty if all are plain; a layer with a window keeps all positions and reads the last ones. `states`
+    are those of recurrent layers, None if there are none; layers without attention have no K and V.
     """
 
+    rules: Sequence[LayerRule] = ()
     states: RecurrentStates | None = None
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
@@ -41,10 +44,10 @@ class RaggedCache:
 
     @property
     def is_made(self) -> bool:
-        """Whether every layer has been written to."""
+        """Whether every layer with its own K and V has been written to."""
         if self.states is not None:
             return self.states.has_run
-        return all(memory is not None for memory in self.keys)
+        return all(memory is not None or self.rule_of(i).owner is not None for i, memory in enumerate(self.keys))
 
     @property
     def unread(self) -> tuple[int, int]:
@@ -92,6 +95,10 @@ class RaggedCache:
         blocks, offsets = index
         self.keys[layer][blocks, :, offsets] = keys.transpose(1, 2)  # type: ignore[index]
         self.values[layer][blocks, :, offsets] = values.transpose(1, 2)  # type: ignore[index]
+
+    def rule_of(self, layer: int) -> LayerRule:
+        """Return the rule of a layer."""
+        return self.rules[layer] if self.rules else PLAIN
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return all K and V of a layer, (rows, H_kv, capacity + 1, D_h) each."""

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.backends.mask_rules import rules_of
+from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
+from models.inputs.prompt_blocks import groups_of, masks_made
+
 
 @dataclass(frozen=True)
 class Prefix:
@@ -32,6 +36,11 @@ class Prefix:
     padding: Tensor | None = None
     num_padding: int = 0
     """Number of tokens that `padding` marks, kept on the host to avoid a device synchronization."""
+    groups: Tensor | None = None
+    """Blocks (L,) of tokens that read each other, such as those of an image: equal numbers in one block, and different
+    ones in others and for other tokens. None without blocks."""
+    layer_inputs: Tensor | None = None
+    """Inputs (L, layers, P) of each layer, see `models.inputs.layer_inputs`; None if layers have none."""
     origin: Hashable = field(default=None, init=False, compare=False)
     """Prompts of one origin with equal leading tokens have equal leading positions; None if unknown or changed."""
 
@@ -42,13 +51,17 @@ class Prefix:
         return known
 
     def outline(self) -> Prefix:
-        """Return a copy with empty embeddings (L, 0) and no deepstack features."""
-        return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
+        """Return a copy with empty embeddings (L, 0), no deepstack features and no inputs of layers."""
+        return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=(), layer_inputs=None)
 
     def select(self, keep: Tensor | slice) -> Prefix:
         """Return the tokens that `keep` (L,) marks, with unchanged `deepstack`."""
         token_ids, embeds, visual = self.token_ids[keep], self.embeds[keep], self.visual[keep]
-        return replace(self, token_ids=token_ids, embeds=embeds, positions=self.positions[..., keep], visual=visual)
+        changed = replace(self, token_ids=token_ids, embeds=embeds, positions=self.positions[..., keep], visual=visual)
+        if self.groups is None and self.layer_inputs is None:
+            return changed
+        groups, inputs = (None if part is None else part[keep] for part in (self.groups, self.layer_inputs))
+        return replace(changed, groups=groups, layer_inputs=inputs)
 
     def head(self, length: int) -> Prefix:
         """Return the first `length` tokens of a prompt without padding, which include all tokens of `deepstack`."""
@@ -56,9 +69,10 @@ class Prefix:
         return self.select(slice(length))
 
     def tail(self, start: int) -> Prefix:
-        """Return the tokens from `start` of a prompt without padding, which include no tokens of `deepstack`."""
+        """Return the tokens from `start` of a prompt without padding, which include no tokens of `deepstack` or of a
+        block."""
         assert self.padding is None
-        return replace(self.select(slice(start, None)), deepstack=())
+        return replace(self.select(slice(start, None)), deepstack=(), groups=None)
 
     @property
     def length(self) -> int:
@@ -108,7 +122,8 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
     """Run the layers of `model` before `decoder` on one sample, and return the input of `decoder` as a prefix.
 
     `inputs` is the processor's output for one sample (batch axis of 1). `visual_ids` are the placeholder tokens that
-    the family replaces by image or video features.
+    the family replaces by image or video features. Raises: UnknownMaskError if the model's masks are none that the
+    rules of its layers make.
     """
     received: dict[str, Any] = {}
     thread = threading.get_ident()
@@ -121,7 +136,8 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
 
     handle = decoder.register_forward_pre_hook(record, with_kwargs=True)
     try:
-        model(**inputs, use_cache=False)
+        with masks_made(decoder):
+            model(**inputs, use_cache=False)
     except _ReachedDecoder:
         pass
     finally:
@@ -139,4 +155,7 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
         positions = positions[0] if positions.shape[0] == 1 else positions[-3:]
     visual = torch.isin(token_ids, torch.tensor(sorted(visual_ids), dtype=torch.long, device=token_ids.device))
     deepstack = received.get("deepstack_visual_embeds") or ()
-    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack))
+    groups = groups_of(received.get("attention_mask"), rules_of(decoder))
+    per_layer = received.get(KEYWORD)
+    inputs = layer_inputs_of(decoder, token_ids) if per_layer is None else per_layer[0]
+    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack), groups=groups, layer_inputs=inputs)

@@ -6,7 +6,7 @@ rows, slot-major.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep, DecoderRunner
 from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
+from models.backends.mask_rules import rules_of
 from models.backends.pages import PagedCache
 from models.backends.rows import SlotRows
 from models.backends.select import backend_for
 from models.backends.states.layers import install, recurrent_layers
 from models.backends.states.memory import RecurrentStates
+from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST, FeatureLayers
 from models.kv.prefill import PromptReader
@@ -102,6 +104,7 @@ class LaneModel:
         self._features = FeatureLayers(feature_layers, num_layers)
         shape = num_slots * num_lanes, capacity, num_layers, device
         self.cache = RaggedCache(*shape) if num_pages is None else PagedCache(*shape, num_pages)
+        self.cache.rules = rules_of(decoder)
         if recurrent := recurrent_layers(decoder):
             install(decoder)
             self.cache.states = RecurrentStates(tuple(recurrent), self.cache.num_rows, num_slots, device)
@@ -177,7 +180,7 @@ class LaneModel:
             step = AttentionStep(
                 self.cache, nothing[0], nothing + self.cache.capacity, None, 1, None, states=of_states
             )
-            self._run(embeds, nothing, step, {})
+            self._run(embeds, nothing, step, self._extra(nothing))
             if states is not None:
                 states.has_run = True
 
@@ -220,8 +223,9 @@ class LaneModel:
         `other` replaces the model's own runner, such as a result of `of_layers`; it returns no features, and its keys
         and values are temporary: the next forward of the own runner replaces or removes them.
         """
-        embeds = self.decoder.get_input_embeddings()(self.rows.spread(tokens))  # type: ignore[operator]
-        return self.forward_embeds(slots, embeds, depth, visible, offset, other)
+        spread = self.rows.spread(tokens)
+        embeds = self.decoder.get_input_embeddings()(spread)  # type: ignore[operator]
+        return self.forward_embeds(slots, embeds, depth, visible, offset, other, self._extra(spread))
 
     def forward_embeds(
         self,
@@ -231,14 +235,20 @@ class LaneModel:
         visible: Tensor,
         offset: int = 0,
         other: DecoderRunner | None = None,
+        extra: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
+        """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major.
+
+        `extra` are further arguments (b · R, N, …) of the decoder.
+        """
+        extra = extra or {}
         b, num_nodes = depth.shape
         read = self.rows.gather(slots, visible.shape[2])
         visible, depth = self.rows.spread(visible), self.rows.spread(depth)
         if read.there is not None:
             # Inputs are reordered from slot order to row order; outputs are reordered back.
             embeds, depth, visible = embeds[read.there], depth[read.there], visible[read.there]
+            extra = {name: value[read.there] for name, value in extra.items()}
         numbers = self._numbers[offset : offset + num_nodes]
         options = (offset, read.window, self._num_heads, embeds.dtype)
         nodes = TreeNodes(self.cache, read.rows, read.lens, read.delta, depth, visible, numbers, *options)
@@ -255,9 +265,14 @@ class LaneModel:
             self.cache.zero_scratch(read.rows, read.lens, offset + num_nodes, self._num_temporary)
             self._num_temporary = 0
         recorded = self._features.recorded if other is None else ()
-        states = (other or self._run)(embeds, positions, step, {}, recorded)
+        states = (other or self._run)(embeds, positions, step, dict(extra), recorded)
         states = states.view(b, self.num_lanes, num_nodes, -1)
         return states if read.back is None else states[read.back]
+
+    def _extra(self, tokens: Tensor) -> dict[str, Tensor]:
+        """Return the arguments of the decoder that depend on the tokens (r, N) besides their embeddings."""
+        inputs = layer_inputs_of(self.decoder, tokens)
+        return {} if inputs is None else {KEYWORD: inputs}
 
     @property
     def is_captured(self) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.backends.attention import AttentionProbe, AttentionStep, DecoderRunner, mask_bias
+from models.backends.attention import AttentionStep, DecoderRunner, mask_bias
+from models.backends.attention_probe import AttentionProbe
 from models.backends.base import Backend, TreeNodes
 from models.backends.cache import RaggedCache
 from models.backends.states.memory import StatesStep
@@ -27,6 +28,8 @@ from models.kv.prefill_batching import (
     mask_padding,
     stack,
     stack_deepstack,
+    stack_groups,
+    stack_layer_inputs,
     stack_padding,
     stack_positions,
     text_after_images,
@@ -109,10 +112,11 @@ class PromptReader:
         probe = AttentionProbe(text_after_images(prefixes)) if self._probe_attention else None
         mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
         columns = torch.arange(longest, device=rows.device).repeat(len(prefixes), 1)
+        groups = stack_groups(prefixes)
         states = self._states_of(rows, prefixes)
         assert states is None or padding is None, "recurrent layers read prompts without padding tokens"
-        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe, states=states)
-        extra: dict[str, Any] = {}
+        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe, states=states, groups=groups)
+        extra: dict[str, Any] = stack_layer_inputs(self._run.decoder, prefixes)
         if any(prefix.deepstack for prefix in prefixes):
             extra["visual_pos_masks"] = stack(prefix.visual for prefix in prefixes)
             extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
@@ -141,7 +145,8 @@ class PromptReader:
         step, _ = self._backend.place(nodes)
         step = replace(step, states=self._states_of(rows, rests))
         self.num_forwards += 1
-        return self._run(embeds, stack_positions(rests, longest), step, {}, self._recorded)
+        extra = stack_layer_inputs(self._run.decoder, rests)
+        return self._run(embeds, stack_positions(rests, longest), step, extra, self._recorded)
 
     def _states_of(self, rows: Tensor, prefixes: Sequence[Prefix]) -> StatesStep | None:
         """Return what recurrent layers read and write for these prompts; None if there are none."""

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from models.backends.base import MAX_PREFILL_PADDING
+from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_blocks import end_of_blocks
 
 MIN_SAVING = 256
 """Minimum number of tokens that a stem must save, because it takes one more forward."""
@@ -78,7 +80,8 @@ def find_stems(prefixes: Sequence[Prefix], indices: Sequence[int]) -> list[Stem]
     """Find stems among the prompts at `indices` that save more than the additional forward costs.
 
     The prompts of a stem have equal origins and leading tokens. A stem has at least half of the longest prompt's tokens
-    and not all tokens of any prompt. Prompts with padding, or with deepstack features after the stem, have none.
+    and not all tokens of any prompt. Prompts with padding, or with deepstack features or blocks of tokens that end
+    after the stem, have none.
     """
     kin: dict[Hashable, list[int]] = {}
     for index in indices:
@@ -96,13 +99,15 @@ def find_stems(prefixes: Sequence[Prefix], indices: Sequence[int]) -> list[Stem]
 
 
 def _common_length(prefixes: Sequence[Prefix]) -> int:
-    """Return the number of common leading tokens of prompts of one origin; 0 if deepstack features follow them."""
+    """Return the number of common leading tokens of prompts of one origin; 0 if deepstack features or parts of blocks
+    of tokens follow them."""
     shortest = min(prefix.length for prefix in prefixes)
     tokens = torch.stack([prefix.token_ids[:shortest] for prefix in prefixes])
     numbers = [(tokens == tokens[0]).all(dim=0).long().cumprod(dim=0).sum()]
     if any(prefix.deepstack for prefix in prefixes):
         number = torch.arange(1, max(prefix.length for prefix in prefixes) + 1, device=tokens.device)
         numbers += [(prefix.visual * number[: prefix.length]).max() for prefix in prefixes]
+    numbers += [end_of_blocks(prefix.groups) for prefix in prefixes if prefix.groups is not None]
     # One device synchronization.
     common, *ends = torch.stack(numbers).tolist()
     common = min(common, shortest - 1)
@@ -172,6 +177,32 @@ def stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
     return [
         torch.cat(layer) for layer in zip(*(prefix.deepstack for prefix in prefixes if prefix.deepstack), strict=True)
     ]
+
+
+def stack_groups(prefixes: Sequence[Prefix]) -> Tensor | None:
+    """Stack the blocks of tokens to (r, L), see `LayerRule.prompt_mask`; None if no prompt has blocks.
+
+    Padding is a block of its own, which follows all tokens.
+    """
+    if all(prefix.groups is None for prefix in prefixes):
+        return None
+    return stack(
+        (
+            torch.arange(prefix.length, device=prefix.embeds.device) if prefix.groups is None else prefix.groups
+            for prefix in prefixes
+        ),
+        padding=-1,
+    )
+
+
+def stack_layer_inputs(decoder: nn.Module, prefixes: Sequence[Prefix]) -> dict[str, Tensor]:
+    """Return the argument of the decoder with the inputs (r, L, layers, P) of its layers; none if layers have none."""
+    parts = [
+        layer_inputs_of(decoder, prefix.token_ids) if prefix.layer_inputs is None else prefix.layer_inputs
+        for prefix in prefixes
+    ]
+    known = [part for part in parts if part is not None]
+    return {KEYWORD: stack(known)} if known else {}
 
 
 class Positioned(Protocol):

@@ -17,27 +17,28 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
+from models.backends.mask_rules import HARMLESS
+from models.backends.rule_attention import weigh
+
 IMPLEMENTATION = "draftfleet_recording"
 MARK = "draftfleet_mark"
 """Keyword argument of a decoder that its layers must pass on to attention."""
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Returns whether queries read keys: (batch index, head index, query positions, key positions) → bool."""
+SHORT = 16
+"""Maximum number of tokens of a call whose K is kept, which bounds memory."""
 UNLIMITED_TOKENS = 1 << 20
 """Context length at which masks are evaluated if no limit is known."""
 MAX_POINTS = 1 << 20
 """Maximum number of positions at which one row or column of a mask is evaluated; longer ones are sampled evenly."""
-HARMLESS = frozenset(
-    {"dropout", "scaling", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
-    | {"output_hidden_states", "output_router_logits", "return_dict", "deterministic"}
-)
-"""Keyword arguments of attention that do not change which positions a token reads, or with which weights."""
 
 
 @dataclass(frozen=True)
 class AttentionCall:
     """One call of attention: the layer, the names of keyword arguments that are not None and not in `HARMLESS`, the
     `sliding_window` argument, the mask (…, N, M) or None, and the function that made it, None if it is unknown.
-    `is_marked` is whether the layer passed on the keyword argument `MARK` of the decoder."""
+    `is_marked` is whether the layer passed on the keyword argument `MARK` of the decoder. `key` is K of calls with at
+    most `SHORT` tokens, by which layers are found that share it."""
 
     layer: int
     keywords: frozenset[str]
@@ -46,6 +47,7 @@ class AttentionCall:
     rule: MaskFunction | None
     device: torch.device
     is_marked: bool
+    key: Tensor | None = None
 
 
 @dataclass
@@ -127,13 +129,26 @@ def _record(
                 rule,
                 query.device,
                 is_marked,
+                key if key.shape[2] <= SHORT else None,
             )
         )
+    softcap, sinks = keywords.get("softcap"), keywords.get("s_aux")
+    if softcap is not None or sinks is not None:
+        # torch's attention has neither.
+        mask = _as_square(query.shape[2], key.shape[2], query.device) if attention_mask is None else attention_mask
+        scale = keywords.get("scaling") or query.shape[3] ** -0.5
+        return weigh(query, key, value, mask, scale, softcap, sinks).transpose(1, 2), None
     used = {name: keywords[name] for name in ("scaling", "is_causal") if name in keywords}
     output: tuple[Tensor, Tensor | None] = AttentionInterface()["sdpa"](
         module, query, key, value, attention_mask, **used
     )
     return output
+
+
+def _as_square(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return a causal mask (1, 1, N, M)."""
+    causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
+    return causal[None, None]
 
 
 def _make_mask(**options: Any) -> Tensor:

@@ -204,7 +204,8 @@ def load_weights(
     if not known and not ref.allow_remote_code:
         name = config.model_type
         raise CheckpointError(f"{ref.path}: its architecture {name!r} generates no text from text or images")
-    model = load_pretrained(ref, config, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
+    attention = attention_of(config)
+    model = load_pretrained(ref, config, loader, dtype, use_safetensors=True, attn_implementation=attention)
     if merge is not None:
         merge(model)
     if quantization != "none":
@@ -223,6 +224,14 @@ def model_loader(config: PreTrainedConfig) -> Any:
     if is_vision_language(config):
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
+
+
+def attention_of(config: PreTrainedConfig) -> str:
+    """Return the attention implementation of transformers for a model before the engine replaces it: torch's, or the
+    plain one for models with soft caps or sinks, which torch's does not compute."""
+    mapping = transformers.AutoModel._model_mapping
+    classes = [mapping.get(type(part), None) for part in (config, config.get_text_config(decoder=True))]
+    return "sdpa" if all(getattr(made, "_supports_sdpa", True) for made in classes) else "eager"
 
 
 def load_pretrained(

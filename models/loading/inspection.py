@@ -1,6 +1,7 @@
 """Check at load time whether a decoder can run with ragged attention, by a forward of a few tokens.
 
-Decoders that need features missing in `models.backends.attention` are refused.
+The masks of this forward become the rules of the layers, see `models.loading.layer_rules`. Decoders that need features
+missing in `models.backends.attention` are refused.
 """
 
 from __future__ import annotations
@@ -13,35 +14,31 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from models.backends.mask_rules import LayerRule, set_rules
 from models.backends.states.layers import recurrent_layers
-from models.loading.attention_calls import MARK, UNLIMITED_TOKENS, AttentionCall, first_hidden, recorded
+from models.loading.attention_calls import MARK, UNLIMITED_TOKENS, AttentionCall, recorded
 from models.loading.checkpoints import CheckpointError, first_line
+from models.loading.layer_rules import UnsupportedMask, rules_from_calls
+from models.loading.output_layer import output_layer
 
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Rotary embedding types whose tables depend on the longest row of a batch."""
-SUPPORTED_LAYERS = frozenset({"full_attention"})
+SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 WITHOUT_MIXING = frozenset({"mlp", "moe"})
 """Types of layers in which tokens do not depend on each other."""
-UNSUPPORTED = {
-    "softcap": "soft-capped scores",
-    "s_aux": "attention sinks",
-    "position_bias": "a position bias",
-}
-"""Keyword arguments of attention for unsupported features, and their names in error messages."""
 NUM_TOKENS = 5
 """Number of tokens of the forward."""
-LARGE_LOGIT = 1000.0
-"""Magnitude to which logits are enlarged, far above the caps of output layers (15 to 50 in released models)."""
-LARGEST_STATE = 16384.0
-"""Largest magnitude of an enlarged state, within half precision."""
 
 
 def check_decoder(
     model: nn.Module, decoder: nn.Module, head: nn.Module, name: str, max_context_tokens: int | None = None
-) -> int | None:
-    """Raise CheckpointError unless all layers use full attention and the logits are `head` of the decoder's states.
+) -> tuple[nn.Module, int | None]:
+    """Record the rules of the layers of `decoder`, and return the function from its states to logits, see
+    `models.loading.output_layer`.
 
-    Returns None, or `max_context_tokens` if this holds only in contexts that are not longer.
+    The second result is None, or `max_context_tokens` if the model can be run only in contexts that are not longer.
+    Raises: CheckpointError if a layer is no causal attention with a window or chunks, or if logits are another function
+    of the states.
     """
     config: Any = decoder.config
     types = [getattr(module, "rope_type", None) for module in decoder.modules()]
@@ -64,32 +61,44 @@ def check_decoder(
             marked = {MARK: True}
             out = decoder(inputs_embeds=embeds, position_ids=ids, attention_mask=None, use_cache=False, **marked)
             head(out.last_hidden_state)
-        with torch.inference_mode():
-            ours, theirs = _large_logits(model, decoder, head, ids)
     except Exception as error:  # unknown architectures may raise any error on these arguments
         raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
+    given = (model, recording.calls, rotary, config.num_hidden_layers)
     limit = None
-    reason = _unsupported(model, recording.calls, rotary, UNLIMITED_TOKENS)
-    if reason and max_context_tokens is not None:
-        limit, reason = max_context_tokens, _unsupported(model, recording.calls, rotary, max_context_tokens)
-    if reason:
-        raise _refusal(name, reason)
+    try:
+        rules = _rules(*given, UNLIMITED_TOKENS)
+    except UnsupportedMask as unlimited:
+        if max_context_tokens is None:
+            raise _refusal(name, str(unlimited)) from None
+        limit = max_context_tokens
+        try:
+            rules = _rules(*given, max_context_tokens)
+        except UnsupportedMask as error:
+            raise _refusal(name, str(error)) from None
+    longest = _longest_unscaled(decoder)
+    if longest is not None:
+        if max_context_tokens is not None and max_context_tokens > longest:
+            raise CheckpointError(
+                f"{name}: cannot be run: from position {longest} on it multiplies queries by a temperature; set "
+                f"max_context_tokens to at most {longest}"
+            )
+        limit = longest if limit is None else min(limit, longest)
     silent = recurrent.keys() | {index for index, kind in others.items() if kind in WITHOUT_MIXING}
     if missing := sorted(
         set(range(config.num_hidden_layers)) - {call.layer for call in recording.calls if call.is_marked} - silent
     ):
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
-    finite = ours.isfinite() & theirs.isfinite()
-    difference = (ours - theirs).abs()[finite]
-    if difference.numel() and float(difference.max()) > 1e-2 * float(theirs[finite].abs().max()):
-        raise CheckpointError(f"{name}: cannot be run: its logits are not its output embedding over its last states")
-    return limit
+    set_rules(decoder, rules)
+    with torch.inference_mode():
+        return output_layer(model, decoder, head, ids, name), limit
 
 
 def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     """Return the decoder and the output embedding of a model; raises CheckpointError if it lacks either."""
     try:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
+        if decoder.get_output_embeddings() is not None:
+            decoder = decoder.model  # Llama 4 returns its language model, with the output embedding
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
         ready = decoder.get_input_embeddings() is not None and decoder.config.num_hidden_layers > 0
         ready = ready and head is not None and head.weight.dim() == 2
@@ -103,56 +112,41 @@ def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     return decoder, head
 
 
+def _longest_unscaled(decoder: nn.Module) -> int | None:
+    """Return the longest context in which no layer multiplies queries by a temperature that depends on the length of
+    the KV cache, as Llama 4 does in layers without rotary embeddings; None if no layer does."""
+    spans = [
+        int(module.floor_scale) - 1  # type: ignore[arg-type]
+        for module in decoder.modules()
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+    ]
+    return min(spans, default=None)
+
+
 def _refusal(name: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"{name}: cannot be run: {reason}, and every layer has to be plain full attention")
+    return CheckpointError(
+        f"{name}: cannot be run: {reason}; the engine runs layers of causal attention over all earlier tokens, a "
+        "window or a chunk"
+    )
 
 
-def _unsupported(model: nn.Module, calls: Sequence[AttentionCall], rotary: _Rotary, num_tokens: int) -> str | None:
-    """Return what is not plain causal attention in contexts of `num_tokens`; None if all is."""
-    uses = {UNSUPPORTED.get(word, f"the argument {word}") for call in calls for word in call.keywords}
-    if any(call.window is not None and call.window < num_tokens for call in calls):
-        uses.add("a sliding window")
-    if any(call.rule is None for call in calls):
-        uses.add("its own mask")
-    if uses:
-        return f"its attention uses {' and '.join(sorted(uses))}"
-    rules = {call.rule: call.device for call in calls if call.rule is not None}
-    try:
-        limits = [first_hidden(rule, num_tokens, device) for rule, device in rules.items()]
-    except Exception as error:  # functions of models may index tensors of the length of the prompt
-        return f"its attention uses masks that depend on more than positions ({first_line(error)})"
-    if shortest := min((limit for limit in limits if limit is not None), default=None):
-        cause = "a sliding window or chunks: masks hide earlier tokens"
-        return f"its attention uses {cause} in contexts of {shortest} tokens"
+def _rules(
+    model: nn.Module, calls: Sequence[AttentionCall], rotary: _Rotary, num_layers: int, num_tokens: int
+) -> list[LayerRule]:
+    """Return the rules of the layers in contexts of `num_tokens`; raises UnsupportedMask if there are none."""
+    rules = rules_from_calls(calls, num_layers, num_tokens)
     config: Any = model.config
     cache: Any = DynamicCache(config=config.get_text_config(decoder=True))
-    windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
-    num_kept = min((window for window in windows if window is not None), default=num_tokens)
-    if num_kept < num_tokens:
-        return f"the KV cache of its `generate` keeps a window of {num_kept} tokens"
+    for rule, layer in zip(rules, cache.layers, strict=False):
+        kept = getattr(layer, "sliding_window", None)
+        read = min(size for size in (rule.window, rule.chunk, num_tokens) if size is not None)
+        if kept is not None and kept < read:
+            raise UnsupportedMask(
+                f"the KV cache of its `generate` keeps a window of {kept} tokens, and its masks hide no tokens"
+            )
     if rotary.depends_on_length(num_tokens - 1):
-        return "its rotary positions depend on the longest row of a batch"
-    return None
-
-
-def _large_logits(model: nn.Module, decoder: nn.Module, head: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (1, N, V) of `head` and of the model for token ids (1, N), with the decoder's states enlarged until
-    logits reach `LARGE_LOGIT`, so that caps of the logits show."""
-    states: list[Tensor] = []
-
-    def enlarge(_module: nn.Module, _args: tuple[Any, ...], out: Any) -> None:
-        hidden = out.last_hidden_state
-        scale = LARGE_LOGIT / head(hidden).abs().max().float().clamp_min(1e-6)
-        largest = LARGEST_STATE / hidden.abs().max().float().clamp_min(1e-6)
-        out.last_hidden_state = hidden * torch.minimum(scale, largest).to(hidden.dtype)
-        states.append(out.last_hidden_state)
-
-    handle = decoder.register_forward_hook(enlarge)
-    try:
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    finally:
-        handle.remove()
-    return head(states[0]), logits
+        raise UnsupportedMask("its rotary positions depend on the longest row of a batch")
+    return rules
 
 
 class _Rotary:

@@ -22,7 +22,7 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
-from models.loading.checkpoints import CheckpointError
+from models.loading.checkpoints import CheckpointError, attention_of
 from models.target import Target
 from tests import toys
 
@@ -49,7 +49,7 @@ def make(kind: str, **changes: Any) -> nn.Module:
     default = AutoConfig.for_model(kind)
     sizes = {name: value for name, value in SIZES.items() if hasattr(default, name)}
     config = AutoConfig.for_model(kind, **{**sizes, **changes})
-    options: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
+    options: dict[str, Any] = {"attn_implementation": attention_of(config), "dtype": torch.float32}
     with torch.device("meta"):
         outline: nn.Module = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)
     if sum(parameter.numel() for parameter in outline.parameters()) > 3_000_000:

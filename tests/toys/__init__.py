@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from decoding.conformance.toys import disturb
 from models.inputs.clip import Clip
 from models.inputs.processing import FrontEnd
 from models.target import Target
-from tests.toys import llava_family, qwen_vl, recurrent, text
+from tests.toys import llava_family, masked, qwen_vl, recurrent, text
 from tests.toys.devices import captured, device, on
 from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor
 from tests.toys.text import llama, text_config
@@ -31,11 +31,13 @@ from tests.toys.weights import STD, VOCAB_SIZE, make_qwen_tokenizer, make_tokeni
 __all__ = [
     "FAMILIES",
     "IMAGE_SIZE_PX",
+    "MASKED",
     "PATCH_PX",
     "RECURRENT",
     "STD",
     "VOCAB_SIZE",
     "clip",
+    "family_of",
     "front_end",
     "llama",
     "llava",
@@ -91,17 +93,35 @@ FAMILIES = {
 
 RECURRENT = {name: Family(model, make, *shown) for name, (model, make, shown) in recurrent.MODELS.items()}
 """Families with recurrent layers, which verify chains only."""
-_ALL = FAMILIES | RECURRENT
+
+MASKED = {
+    **{kind: Family(partial(masked.text, kind), make_tokenizer) for kind in masked.TEXTS},
+    "gemma3": Family(masked.gemma3, masked.gemma3_processor, ((24, 30), (40, 20)), "<boi>"),
+    "gemma4": Family(masked.gemma4, masked.gemma4_processor, ((24, 24), (16, 40), (60, 20))),
+    "gemma4_small": Family(
+        partial(masked.gemma4, is_small=True), masked.gemma4_processor, ((24, 24), (16, 40), (60, 20))
+    ),
+    "paligemma": Family(masked.paligemma, masked.paligemma_processor, ((24, 30), (40, 20))),
+}
+"""Families with windows, chunks, image blocks or prefixes, whose prompts `tests.conformance.masked` makes."""
+
+
+_ALL = FAMILIES | RECURRENT | MASKED
+
+
+def family_of(name: str) -> Family:
+    """The family of a name in `FAMILIES`, `RECURRENT` or `MASKED`."""
+    return _ALL[name]
 
 
 def takes_images(family: str) -> bool:
-    return _ALL[family].takes_images
+    return family_of(family).takes_images
 
 
 @cache
 def processor(family: str) -> Any:
     """The family's own processor over the toys' tokenizer, or that tokenizer alone."""
-    return _ALL[family].processor()
+    return family_of(family).processor()
 
 
 def front_end(family: str) -> FrontEnd:
@@ -110,7 +130,7 @@ def front_end(family: str) -> FrontEnd:
 
 def oracle(family: str, seed: int = 0) -> torch.nn.Module:
     """The model as transformers runs it; never handed to an engine."""
-    model = _ALL[family].model(seed)
+    model = family_of(family).model(seed)
     inner = getattr(model, "model", None)
     if getattr(inner, "rope_deltas", None) is not None:
         # Left over from the last prompt with images, and applied to the next prompt that has none.
@@ -139,7 +159,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
     """Write a checkpoint as it would be published: weights, tokenizer, image and video processor, settings."""
     oracle(family, seed).save_pretrained(folder)  # type: ignore[operator]
     made = processor(family)
-    if not _ALL[family].takes_images:
+    if not family_of(family).takes_images:
         made.save_pretrained(folder)
         return
     made.tokenizer.save_pretrained(folder)
@@ -150,7 +170,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
 
 def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
     """Random pixels (height, width, 3), the size chosen by the seed."""
-    sizes_px = _ALL[family].sizes_px
+    sizes_px = family_of(family).sizes_px
     height, width = sizes_px[seed % len(sizes_px)]
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
@@ -158,7 +178,7 @@ def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
 def clip(seed: int, family: str) -> Clip:
     """Random frames, 2 to 5 of them, of a size and at a rate chosen by the seed."""
     generator = np.random.default_rng(900 + seed)
-    sizes_px = _ALL[family].sizes_px
+    sizes_px = family_of(family).sizes_px
     height, width = sizes_px[(seed + 1) % len(sizes_px)]
     num_frames, fps = 2 + seed % 4, (0.5, 2.0, 3.0)[seed % 3]
     frames = generator.integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
@@ -167,7 +187,7 @@ def clip(seed: int, family: str) -> Clip:
 
 def with_video(family: str, text: str, seed: int) -> tuple[str, tuple[Clip, ...]]:
     """The prompt with a video at its end, for the families that take them."""
-    placeholder = _ALL[family].video_placeholder
+    placeholder = family_of(family).video_placeholder
     return (f"{text} {placeholder} w8", (clip(seed, family),)) if placeholder else (text, ())
 
 
@@ -175,7 +195,7 @@ def prompt(family: str, seed: int) -> tuple[str, tuple[NDArray[np.uint8], ...]]:
     """A prompt of its own length, with zero to two images for the families that take them."""
     generator = np.random.default_rng(seed)
     words = [f"w{i}" for i in generator.integers(4, VOCAB_SIZE, int(generator.integers(2, 12)))]
-    num_images = int(generator.integers(0, 3)) if _ALL[family].takes_images else 0
+    num_images = int(generator.integers(0, 3)) if family_of(family).takes_images else 0
     for _ in range(num_images):
-        words.insert(int(generator.integers(0, len(words))), _ALL[family].placeholder)
+        words.insert(int(generator.integers(0, len(words))), family_of(family).placeholder)
     return " ".join(["<s>", *words]), tuple(picture(100 * seed + i, family) for i in range(num_images))

@@ -114,9 +114,19 @@ class RowsKernel:
     """Attention kernel of compiled layers; see `models.backends.attention.AttentionKernel`."""
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: AttentionStep,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `attend_rows`."""
+        """See `attend_rows`; decoders with caps or sinks are not compiled, see `can_compile`."""
+        assert softcap is None, "the kernel caps no scores"
+        assert sinks is None, "the kernel has no attention sinks"
         keys, values = step.cache.layer(layer)
         out: Tensor = OPERATION(query, key, value, keys, values, step.rows, step.columns, step.mask, scale)
         return out

@@ -28,6 +28,7 @@ from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
 from models.backends.layers import NOT_COMPILED, are_alike, first_lines, with_layers
+from models.backends.mask_rules import rules_of, tree_rule
 from models.backends.memory import free_bytes
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ class ForwardKind(NamedTuple):
 class CompiledDecoder(DecoderRunner):
     """Runs a decoder with compiled layers; the decoder itself is not changed.
 
-    Prefills that record attention, add features inside layers or mask padding run eagerly. After a compilation failure
-    (`has_failed`) all forwards run eagerly.
+    Prefills that record attention, add features inside layers, mask padding or exceed a window run eagerly. After a
+    compilation failure (`has_failed`) all forwards run eagerly.
     """
 
     is_compiled = True
@@ -94,6 +95,8 @@ class CompiledDecoder(DecoderRunner):
     ) -> Tensor:
         kind = ForwardKind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
         is_special = bool(extra) or step.probe is not None or (kind.is_prefill and step.mask is not None)
+        # All layers have one rule, see `can_compile`.
+        is_special |= kind.is_prefill and not step.cache.rule_of(0).is_causal_within(embeds.shape[1])
         if is_special or self.has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         if not step.cache.is_made:
@@ -188,7 +191,13 @@ def pack_head(head: Any) -> nn.Module:
 
 
 def can_compile(decoder: nn.Module) -> bool:
-    """Return whether all layers have equal structure, no buffers, and weights that packed kernels support."""
+    """Return whether all layers have equal structure, no buffers, and weights that packed kernels support.
+
+    Layers may have one common window or chunk, and no soft caps, sinks or blocks of tokens.
+    """
     layers = list(getattr(decoder, "layers", ()))
+    rules = set(rules_of(decoder))
+    if len(rules) > 1 or any(rule != tree_rule(rule) for rule in rules):
+        return False
     weights = [weight for layer in layers for weight in layer.parameters()]
     return are_alike(layers) and all(can_pack(weight.device, weight.dtype) for weight in weights)

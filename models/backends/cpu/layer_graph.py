@@ -141,7 +141,7 @@ class LayerGraph:
             "hidden": hidden,
             "rows": step.rows,
             "columns": step.columns,
-            "mask": step.mask,
+            "mask": step.mask_of(index),
             "key": step.cache.keys[index],
             "value": step.cache.values[index],
             "given": given,

@@ -43,8 +43,7 @@ class CudaBackend(Backend):
         if kernel is None:
             return super().place(nodes)
         cache_positions, positions = node_positions(nodes)
-        rows, lens = nodes.rows, nodes.lens.to(torch.int32)
-        trees = TreeAttention(kernel, nodes.cache.blocks(rows), lens, nodes.visible.to(torch.uint8).contiguous())
+        rows, trees = nodes.rows, TreeAttention.of(kernel, nodes)
         num_leading = len(rows) if nodes.leading else None
         step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, num_leading, kernel=trees)
         return step, positions
@@ -59,11 +58,10 @@ class CudaBackend(Backend):
     def _kernel_of(self, cache: RaggedCache) -> TreeKernel | None:
         """Return the tree kernel for a cache; None if attention must use a mask, or before the first write."""
         if cache.is_made and cache not in self._kernels:
-            keys, values = cache.keys, cache.values
-            if cache.states is not None:
-                # Layers without attention have no keys and values.
-                keys, values = ([memory for memory in each if memory is not None] for each in (keys, values))
-            self._kernels[cache] = kernel_for(keys, values) if keys else None
+            # Recurrent layers, and layers that read the K and V of others, have none.
+            own = [layer for layer, memory in enumerate(cache.keys) if memory is not None]
+            made = [cache.keys[i] for i in own], [cache.values[i] for i in own]
+            self._kernels[cache] = kernel_for(*made) if own else None
         return self._kernels.get(cache)
 
     def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:

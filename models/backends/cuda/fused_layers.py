@@ -21,6 +21,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.merged_weights import drop_repeated, merge_layer, merge_template
 from models.backends.cuda.tree_attention import TreeAttention, TreeKernel
 from models.backends.layers import are_alike, template_of, with_layers
+from models.backends.mask_rules import rules_of
 
 INDUCTOR = "inductor"
 MAX_GRAPHS = 64
@@ -71,7 +72,7 @@ class FusedLayers:
         mask: Tensor | None,
         keys: Tensor,
         values: Tensor,
-        trees: tuple[Tensor, Tensor, Tensor] | None,
+        trees: tuple[Tensor, ...] | None,
         given: dict[str, Any],
     ) -> Any:
         """Run one layer; torch.compile traces this. It takes tensors only, because numbers would be specialized."""
@@ -92,11 +93,14 @@ def _limits() -> Any:
 
 
 def fuse(decoder: nn.Module, compiler: str = INDUCTOR) -> nn.Module | None:
-    """Return a copy of a decoder with fused layers over the same weights; None if its layers differ in structure.
+    """Return a copy of a decoder with fused layers over the same weights; None if its layers differ in structure, or if
+    any is not plain causal attention.
 
     The decoder's attention implementation must be set, because the traced layer copies its configuration.
     """
     config: Any = decoder.config
     assert config._attn_implementation == IMPLEMENTATION
     layers: Sequence[nn.Module] = list(getattr(decoder, "layers", ()))
-    return with_layers(decoder, FusedLayers(layers, compiler).run_layer) if are_alike(layers) else None
+    if rules_of(decoder) or not are_alike(layers):
+        return None
+    return with_layers(decoder, FusedLayers(layers, compiler).run_layer)

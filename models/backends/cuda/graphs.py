@@ -21,6 +21,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
+from models.backends.mask_rules import LayerRule
 from models.backends.recorder import SIZES, KernelRecorder, Out, is_in_whole_step
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class _Inputs:
     blocks: Tensor
     offsets: Tensor
     mask: Tensor | None
+    masks: dict[LayerRule, Tensor]
     trees: TreeAttention | None
 
     def fill(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> None:
@@ -87,8 +89,9 @@ class _Inputs:
         self.embeds[:num_inputs].copy_(embeds)
         self.positions[..., :num_inputs, :].copy_(positions)
         if step.mask is not None and self.mask is not None:
-            self.mask[:num_rows, :, :, : step.window].copy_(step.mask)
-            self.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
+            for mask, given in ((self.mask, step.mask), *((self.masks[rule], step.masks[rule]) for rule in self.masks)):
+                mask[:num_rows, :, :, : step.window].copy_(given)
+                mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
         if isinstance(step.kernel, TreeAttention) and self.trees is not None:
             for buffer, part in zip(self.trees.changing, step.kernel.changing, strict=True):
                 buffer[:num_rows].copy_(part)
@@ -97,7 +100,8 @@ class _Inputs:
     def step(self, given: AttentionStep, window: int) -> AttentionStep:
         """Return the attention step over these inputs."""
         size, index, rows = self.blocks.shape[0], (self.blocks, self.offsets), self.blocks[:, 0]
-        return AttentionStep(given.cache, rows, self.offsets, self.mask, window, size, kernel=self.trees, index=index)
+        options = {"kernel": self.trees, "index": index, "masks": self.masks}
+        return AttentionStep(given.cache, rows, self.offsets, self.mask, window, size, **options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class CapturedDecoder(DecoderRunner):
         if is_step and not self._has_failed and is_in_whole_step():
             # Its rows have a fixed number already.
             return self._run_compiled(embeds, positions, step, extra, wanted)
-        if not is_step or size is None or self._has_failed or step.states is not None:
+        if not is_step or size is None or self._has_failed or extra or step.states is not None:
             # Recurrent layers are recorded in whole steps only, because unused rows have no states.
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
@@ -250,9 +254,10 @@ def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, 
         part.new_full((size, *part.shape[1:]), unread)
         for part, unread in zip(step.index, step.cache.unread, strict=True)
     )
-    mask = None
+    mask, masks = None, {}
     if step.mask is not None:
         mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
         mask[..., 0] = 0.0
+        masks = {rule: mask.clone() for rule in step.masks}
     idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
-    return _Inputs(inputs, input_positions, blocks, offsets, mask, idle)
+    return _Inputs(inputs, input_positions, blocks, offsets, mask, masks, idle)

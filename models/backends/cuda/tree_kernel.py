@@ -1,9 +1,10 @@
 """Triton kernels of tree attention: every row attends to its committed positions and, under a mask, to its scratch.
 
 An online softmax goes over the committed positions of a row, which need no mask, and then over the scratch positions
-that follow them. The queries of one key head are one block, up to MAX_QUERIES, so that K and V are read once. If rows
-and heads alone do not fill the GPU, positions are split among programs, and a second kernel merges their results (flash
-decoding, Dao et al. 2023).
+that follow them. In layers with windows or chunks, it starts at the first position that a query of the block reads.
+The queries of one key head are one block, up to MAX_QUERIES, so that K and V are read once. If rows and heads alone do
+not fill the GPU, positions are split among programs, and a second kernel merges their results (flash decoding, Dao et
+al. 2023).
 
 The positions of a row are P blocks of C positions: pages of a paged cache, or one block with all positions.
 
@@ -55,12 +56,23 @@ def _start_of(blocks, row, column, num_blocks, key_head, KEY_HEADS: tl.constexpr
     return ((block * KEY_HEADS + key_head) * SIZE + column % SIZE) * HEAD_SIZE
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _score(asked, key, scale, cap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return scores x as base-2 logarithms; with a cap c, in base-2 logarithms as well, c · tanh(x / c)."""
+    scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
+    if HAS_CAP:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1); 2.885… is 2 / ln 2.
+        scores = cap - 2.0 * cap / (tl.exp2(scores / cap * 2.8853900817779268) + 1.0)
+    return scores
+
+
 @triton.jit(do_not_specialize=["num_nodes", "num_scratch", "num_splits", "num_columns", "num_blocks"])  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, blocks, lens, visible, out, totals, scale,
+    query, keys, values, blocks, lens, visible, firsts, sinks, out, totals, scale, cap,
     query_row, query_head, query_node, num_columns, num_blocks, num_nodes, num_scratch, num_splits,
     PAGE: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, IS_SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, IS_SPLIT: tl.constexpr, HAS_FIRST: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend with one block of queries of one key head to one split of a row's positions."""
     row = tl.program_id(0) // KEY_HEADS
@@ -80,14 +92,25 @@ def _attend(  # type: ignore[no-untyped-def]
     block_size = PAGE if PAGE > 0 else num_columns
     # The last cache position holds the writes of unused rows.
     end = tl.minimum(length + num_scratch, num_columns - 1)
-    per_split = tl.cdiv(tl.cdiv(end, num_splits), BLOCK_C) * BLOCK_C
-    start = split * per_split
+    if HAS_FIRST:
+        lowest = tl.load(firsts + row * num_nodes + node, mask=is_query, other=2147483647)
+        # Whole blocks of positions before the first one that any query reads are skipped.
+        begin = tl.minimum(tl.maximum(tl.min(lowest, 0), 0), length) // BLOCK_C * BLOCK_C
+    else:
+        begin = 0
+    per_split = tl.cdiv(tl.cdiv(end - begin, num_splits), BLOCK_C) * BLOCK_C
+    start = begin + split * per_split
     stop = tl.minimum(start + per_split, end)
     committed = tl.minimum(stop, length)
 
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     mixed = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    if HAS_SINKS:
+        # One more key, whose value is zero; one of the splits counts it.
+        sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
+        top = tl.where(split == 0, sink, top)
+        total = tl.where(split == 0, 1.0, total)
     for first in range(start, committed, BLOCK_C):
         column = first + tl.arange(0, BLOCK_C)
         is_there = column < committed
@@ -96,8 +119,10 @@ def _attend(  # type: ignore[no-untyped-def]
         offset = base + (column - first)[:, None] * HEAD_SIZE + channel[None, :]
         is_read = is_there[:, None] & is_channel[None, :]
         key = tl.load(keys + offset, mask=is_read, other=0.0)
-        scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
+        scores = _score(asked, key, scale, cap, HAS_CAP, PRECISION)
         scores = tl.where(is_there[None, :], scores, float("-inf"))
+        if HAS_FIRST:
+            scores = tl.where(column[None, :] >= lowest[:, None], scores, float("-inf"))
         value = tl.load(values + offset, mask=is_read, other=0.0)
         top, total, mixed = _fold(scores, value, top, total, mixed, PRECISION)
     for first in range(tl.maximum(start, length), stop, BLOCK_C):
@@ -108,7 +133,7 @@ def _attend(  # type: ignore[no-untyped-def]
         offset = base[:, None] + channel[None, :]
         is_read = is_there[:, None] & is_channel[None, :]
         key = tl.load(keys + offset, mask=is_read, other=0.0)
-        scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION) * scale
+        scores = _score(asked, key, scale, cap, HAS_CAP, PRECISION)
         mask_pointers = visible + (row * num_nodes + node[:, None]) * num_scratch + (column - length)[None, :]
         is_seen = tl.load(mask_pointers, mask=is_query[:, None] & is_there[None, :], other=0) != 0
         scores = tl.where(is_seen, scores, float("-inf"))
@@ -160,7 +185,16 @@ def num_splits_of(num_programs: int, num_columns: int, num_processors: int) -> i
 
 
 def tree_attention(
-    query: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, lens: Tensor, visible: Tensor, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    lens: Tensor,
+    visible: Tensor,
+    scale: float,
+    first: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return the attention output (r, N, H, D_h) of `query` (r, H, N, D_h); see `tree_attention.TreeKernel`."""
     num_rows, num_heads, num_nodes, head_size = query.shape
@@ -189,9 +223,11 @@ def tree_attention(
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
     launch: Any = _attend[(num_rows * num_key_heads, query_blocks, num_splits)]
     launch(
-        query, keys, values, blocks, lens, visible, parts, totals, scale * LOG2_E,
+        query, keys, values, blocks, lens, visible, lens if first is None else first.contiguous(),
+        lens if sinks is None else sinks, parts, totals, scale * LOG2_E, softcap * LOG2_E,
         query.stride(0), query.stride(1), query.stride(2), num_columns, row_blocks, num_nodes, visible.shape[2],
-        num_splits, page, num_key_heads, group, head_size, block_d, block_q, block_c, is_split, precision,
+        num_splits, page, num_key_heads, group, head_size, block_d, block_q, block_c, is_split,
+        first is not None, softcap > 0.0, sinks is not None, precision,
         num_warps=2 if block_q == MIN_BLOCK else 4,
     )  # fmt: skip
     if is_split:

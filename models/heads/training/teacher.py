@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models.contract import TargetModel
+from models.inputs.layer_inputs import layer_inputs_of
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST
 from models.kv.lanes import SlotBatch
@@ -108,8 +109,11 @@ def _features(row: RowStates) -> Tensor:
     return row.features
 
 
-def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
-    """Append `token_ids` (T,) with embeddings `embeds` (T, D) to a prompt, at the rotary positions of decoding."""
+def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor, layer_inputs: Tensor | None = None) -> Prefix:
+    """Append `token_ids` (T,) with embeddings `embeds` (T, D) to a prompt, at the rotary positions of decoding.
+
+    The tokens belong to no block. `layer_inputs` (T, layers, P) are those of the tokens, if the prompt has such.
+    """
     later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
     axes, nothing = prefix.axis_offsets, torch.zeros_like(later, dtype=torch.bool)
     return replace(
@@ -119,7 +123,19 @@ def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
         positions=torch.cat([prefix.positions, later if axes is None else later + axes[:, None]], dim=-1),
         visual=torch.cat([prefix.visual, nothing]),
         padding=None if prefix.padding is None else torch.cat([prefix.padding, nothing]),
+        groups=None if prefix.groups is None else torch.cat([prefix.groups, _own_groups(prefix, token_ids)]),
+        layer_inputs=None if layer_inputs is None else _joined(prefix.layer_inputs, layer_inputs),
     )
+
+
+def _own_groups(prefix: Prefix, token_ids: Tensor) -> Tensor:
+    """Return numbers of blocks of one token each, which follow a prompt."""
+    return prefix.length + torch.arange(token_ids.shape[0], device=token_ids.device)
+
+
+def _joined(before: Tensor | None, after: Tensor) -> Tensor:
+    assert before is not None, "a prompt has the inputs of layers if its continuation has them"
+    return torch.cat([before, after])
 
 
 @torch.no_grad()
@@ -131,7 +147,7 @@ def make_training_sample(
     embeds = target.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
     wanted = torch.zeros(prompt.length + len(continuation), dtype=torch.bool)
     wanted[prompt.length + num_known :] = True
-    return TrainingSample(extend(prompt, token_ids, embeds), wanted)
+    return TrainingSample(extend(prompt, token_ids, embeds, layer_inputs_of(target.decoder, token_ids)), wanted)
 
 
 @torch.no_grad()

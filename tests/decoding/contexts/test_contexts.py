@@ -14,7 +14,7 @@ from decoding import Request
 from decoding.contexts import Caption, Full, Pooled, TextOnly
 from decoding.contexts.pruned import evenly_spaced, guided, prune
 from decoding.contracts import PrefillOutput
-from models.backends.attention import AttentionProbe
+from models.backends.attention_probe import AttentionProbe
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from tests import toys

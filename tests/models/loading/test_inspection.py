@@ -10,10 +10,6 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
@@ -26,12 +22,13 @@ from transformers import (
     MistralForCausalLM,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
-    Qwen3Config,
-    Qwen3ForCausalLM,
     SiglipVisionConfig,
+    masking_utils,
 )
+from transformers.models.gemma3 import modeling_gemma3
 
 from models import forward_check
+from models.backends.mask_rules import LayerRule, rules_of
 from models.kv.lanes import LaneModel
 from models.loading.checkpoints import CheckpointError
 from models.target import Target
@@ -44,33 +41,20 @@ SMALL: dict[str, Any] = {"vocab_size": toys.VOCAB_SIZE, **SIZES}
 
 
 def make(kind: str) -> torch.nn.Module:
-    if kind == "mistral with a window":
-        return MistralForCausalLM(MistralConfig(sliding_window=8, **SMALL))
-    if kind == "qwen with a window":
-        window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-        return Qwen3ForCausalLM(Qwen3Config(head_dim=8, **window, **SMALL))
-    if kind == "soft-capped scores":
-        return Gemma2ForCausalLM(Gemma2Config(head_dim=8, layer_types=["full_attention"] * 2, **SMALL))
     if kind == "state space":
         return MambaForCausalLM(MambaConfig(vocab_size=toys.VOCAB_SIZE, hidden_size=32, num_hidden_layers=2))
     if kind == "state space between attention":
         return JambaForCausalLM(JambaConfig(attn_layer_period=2, attn_layer_offset=1, num_experts=1, **SMALL))
-    if kind == "biased attention":
-        return BloomForCausalLM(BloomConfig(vocab_size=toys.VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4))
-    assert kind == "scaled logits"
-    return CohereForCausalLM(CohereConfig(logit_scale=0.25, **SMALL))
+    assert kind == "biased attention"
+    return BloomForCausalLM(BloomConfig(vocab_size=toys.VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4))
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("mistral with a window", "its attention uses a sliding window"),
-        ("qwen with a window", "it has layers of type sliding_attention"),
-        ("soft-capped scores", "its attention uses soft-capped scores"),
         ("state space", "it has layers of type linear_attention"),
         ("state space between attention", "it has layers of type linear_attention"),
         ("biased attention", "its layers 0, 1 do not attend by transformers' interface"),
-        ("scaled logits", "its logits are not its output embedding over its last states"),
     ],
 )
 def test_a_model_that_is_more_than_full_attention_is_refused(kind: str, reason: str) -> None:
@@ -166,7 +150,8 @@ class PictureFrontEnd:
 
     takes_images, takes_videos, processor = True, False, None
 
-    def __init__(self) -> None:
+    def __init__(self, is_prefix: bool = False) -> None:
+        self.is_prefix = is_prefix
         self.tokenizer = toys.front_end("llama").tokenizer
 
     def render(self, messages: object) -> str:
@@ -178,7 +163,7 @@ class PictureFrontEnd:
         return {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
-            "token_type_ids": (ids == 60).long(),
+            "token_type_ids": torch.zeros_like(ids) if self.is_prefix else (ids == 60).long(),
             "pixel_values": pixels,
         }
 
@@ -197,15 +182,34 @@ def picture_model(kind: str) -> torch.nn.Module:
     return Gemma3ForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("paligemma", LATER), ("gemma3", "with a picture, its decoder receives a mask that is not causal")],
-)
+@pytest.mark.parametrize("kind", ["paligemma", "gemma3"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_with_bidirectional_attention_over_images_is_refused(kind: str, reason: str) -> None:
+def test_blocks_of_images_and_prefixes_become_rules(kind: str) -> None:
     model = picture_model(kind).eval()
     toys.randomise(model, 0)
-    with pytest.raises(CheckpointError, match=f"cannot be run: {reason}"):
+    if kind == "paligemma":
+        target = Target(model, PictureFrontEnd(is_prefix=True), "somewhere/model")  # type: ignore[arg-type]
+    else:
+        target = Target(model, PictureFrontEnd(), "somewhere/model")  # type: ignore[arg-type]
+    assert rules_of(target.decoder) == (LayerRule(in_blocks=True),) * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_that_read_later_ones_by_no_known_rule_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Image tokens read the tokens behind them, which do not read them back."""
+
+    def ahead(ids: torch.Tensor, device: Any = None) -> torch.Tensor:
+        return torch.where(ids == 1, 7, -1)
+
+    def overlay(ids: torch.Tensor) -> Any:
+        return lambda b, h, q, k: (ids[b, q] == 7) & (k <= q + 3)
+
+    monkeypatch.setattr(modeling_gemma3, "get_block_sequence_ids_for_mask", ahead)
+    monkeypatch.setattr(masking_utils, "blockwise_overlay", overlay)
+    monkeypatch.setattr(modeling_gemma3, "blockwise_overlay", overlay)
+    model = picture_model("gemma3").eval()
+    toys.randomise(model, 0)
+    with pytest.raises(CheckpointError, match="with a picture, its attention lets tokens read later ones by"):
         Target(model, PictureFrontEnd(), "somewhere/model")  # type: ignore[arg-type]
 
 

@@ -1,4 +1,5 @@
-"""A model that computes otherwise only in contexts longer than a threshold is refused, for thresholds of any size."""
+"""A model that computes otherwise only in contexts longer than a threshold runs by a rule that was recorded from its
+masks, or is refused, for thresholds of any size."""
 
 from __future__ import annotations
 
@@ -21,18 +22,25 @@ from transformers import (
     LlavaForConditionalGeneration,
     PhimoeConfig,
 )
-from transformers.masking_utils import sliding_window_causal_mask_function
+from transformers.masking_utils import (
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.trees import Chain
+from models.backends.mask_rules import LayerRule
 from models.forward_check import MAX_TOKENS, prompt_length, thresholds
-from models.loading.attention_calls import first_hidden
+from models.loading.attention_calls import UNLIMITED_TOKENS, AttentionCall, first_hidden, recorded
 from models.loading.checkpoints import CheckpointError
+from models.loading.layer_rules import UnsupportedMask, fit_rule, rules_from_calls
+from models.loading.output_layer import OutputLayer
 from models.target import Target
 from tests import toys
-from tests.models.architectures import NUM_TOKENS, generated
+from tests.models.architectures import LENGTHS, NUM_TOKENS, generated, outcome
 from tests.models.architectures import make as make_tiny
 from tests.toys.text import SIZES
 
@@ -101,16 +109,12 @@ def capped(cap: float) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (lambda: make_tiny("phimoe", sliding_window=48), "masks hide earlier tokens in contexts of 49"),
-        (lambda: make_tiny("phimoe", sliding_window=131_072), "hide earlier tokens in contexts of 131073 tokens"),
-        (lambda: llava_with_phimoe(48), "masks hide earlier tokens in contexts of 49 tokens"),
         (lambda: make_tiny("moshi", sliding_window=40), "the KV cache of its `generate` keeps a window of 40 tokens"),
         (lambda: qwen3_vl_moe(40), "the KV cache of its `generate` keeps a window of 40 tokens"),
         (lambda: make_tiny("deepseek_v32", layer_types=["full_attention"] * 2, **INDEXED), "the argument indices"),
         (lambda: rescaled_rotary(64), "its rotary positions depend on the longest row of a batch"),
         (lambda: rescaled_rotary(100_000), "its rotary positions depend on the longest row of a batch"),
         (lambda: hotter(100), "with text, "),
-        (lambda: capped(30.0), "its logits are not its output embedding over its last states"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -140,14 +144,52 @@ def test_a_sliding_window_that_no_context_exceeds_is_accepted_and_gives_the_toke
     assert list(done[0].token_ids) == generated(same, front_end.encode(text, ())["input_ids"])
 
 
-def test_a_window_that_a_context_exceeds_by_one_token_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="hide earlier tokens in contexts of 49 tokens"):
-        Target(make_tiny("phimoe", sliding_window=48), toys.front_end("llama"), "toy", 49)
+@pytest.mark.parametrize("window", [7, 48, 100_000, 131_072])
+def test_a_window_of_any_size_becomes_a_rule_of_the_layers(window: int) -> None:
+    for model in (make_tiny("phimoe", sliding_window=window), llava_with_phimoe(window).model.language_model):  # type: ignore[union-attr]
+        decoder: Any = model.get_decoder()  # type: ignore[operator]
+        with recorded(decoder) as recording, torch.inference_mode():
+            decoder(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False)
+        rules = rules_from_calls(recording.calls, 2, UNLIMITED_TOKENS)
+        assert rules == [LayerRule(window=window)] * 2
+
+
+def test_a_window_that_a_context_exceeds_by_one_token_gives_the_tokens_of_generate() -> None:
+    assert outcome("phimoe", sliding_window=max(LENGTHS) + NUM_TOKENS - 1) == "equal"
+
+
+@pytest.mark.parametrize("chunk", [2, 8, 100, 8192])
+def test_chunks_of_any_size_become_a_rule(chunk: int) -> None:
+    rule = chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.long))
+    assert fit_rule(rule, 20_000, CPU) == LayerRule(chunk=chunk)
+    assert fit_rule(rule, chunk, CPU) == LayerRule()
+
+
+@pytest.mark.parametrize("period", [3, 50])
+def test_a_mask_that_is_neither_a_window_nor_chunks_is_refused(period: int) -> None:
+    def dilated(_b: Any, _h: Any, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return (keys <= queries) & ((queries - keys < 20) | (keys % period == 1))
+
+    with pytest.raises(UnsupportedMask, match="hides earlier tokens in contexts of 21 tokens by a rule that"):
+        fit_rule(dilated, 5000, CPU)
+
+
+def test_a_window_that_only_a_keyword_names_is_refused() -> None:
+    call = AttentionCall(0, frozenset(), 8, None, causal_mask_function, CPU, True)
+    with pytest.raises(UnsupportedMask, match="names a sliding window of 8 tokens that its mask lacks"):
+        rules_from_calls([call], 1, 100)
+    assert rules_from_calls([call], 1, 8) == [LayerRule()]
+
+
+def test_a_cap_far_above_the_logits_of_a_short_prompt_is_found() -> None:
+    target = Target(capped(30.0), toys.front_end("llama"), "somewhere/model")
+    assert isinstance(target.head, OutputLayer)
+    assert (target.head.scale, target.head.cap) == (1.0, 30.0)
 
 
 def test_an_engine_with_longer_contexts_than_a_target_was_loaded_for_is_refused() -> None:
     method = Method(NoDrafter(), Chain(1), Exact())
-    bounded = Target(make_tiny("phimoe", sliding_window=48), toys.front_end("llama"), "toy", 48)
+    bounded = Target(rescaled_rotary(64), toys.front_end("llama"), "toy", 48)
     with pytest.raises(ValueError, match="toy was loaded for contexts up to 48 tokens"):
         Engine(bounded, method, 1, 49)
     free = Target(make_tiny("llama"), toys.front_end("llama"), "toy", 48)
