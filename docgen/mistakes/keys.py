@@ -75,7 +75,7 @@ VALUES = (
         ("sink.compression=gzip",),
     ),
     Mistake("an unknown kind", "method.tree: Input tag 'bush' found using", ("method.tree.kind=bush",)),
-    Mistake("an unknown method", "no method is named 'sd_chian'; did you mean sd_chain", ("method='sd_chian'",)),
+    Mistake("an unknown method", "method: no method is named 'sd_chian'; did you mean", ("method='sd_chian'",)),
     Mistake("an override without a value", "override 'pool.slots' must look like section.field=value", ("pool.slots",)),
     Mistake(
         "a value in place of a section", "override prompt.text: prompt is not a section but text", ("prompt.text=x",)

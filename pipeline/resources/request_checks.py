@@ -8,6 +8,7 @@ from typing import Any
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig, CheckpointConfig
 from files.installation import shipped_model
+from pipeline.resources.capacity import count_gpus
 from pipeline.resources.machine import gpu_memory_bytes, memory_bytes
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -50,7 +51,8 @@ def check_memory(config: CaptionJobConfig, runs_here: bool) -> None:
     shapes are not counted."""
     if not runs_here:
         return
-    pool, models = config.pool, [config.model.target]
+    pool = config.pool
+    models: list[CheckpointConfig] = [config.model.target]
     if config.model.drafter is not None and config.method.needs_checkpoint:
         models.append(config.model.drafter)
     sizes = [_size_of(model, quantized=model is config.model.target) for model in models]
@@ -60,9 +62,10 @@ def check_memory(config: CaptionJobConfig, runs_here: bool) -> None:
     actors = 1 if pool.gpus else pool.initial_size or pool.min_size
     if pool.gpus:
         gpus = gpu_memory_bytes()
-        there, where = (max(gpus) * pool.gpus if gpus else 0), f"{pool.gpus:g} GPU of this machine"
+        # A share of a GPU does not bound the memory of an actor.
+        there, where = max(gpus, default=0) * max(1.0, pool.gpus), f"{count_gpus(pool.gpus)} of this machine"
     else:
-        there, where = memory_bytes(), "this machine"
+        there, where = float(memory_bytes()), "this machine"
     if not there or actors * (weights + cache) <= there:
         return
     each = f" for each of {actors:,} actors (pool.min_size)" if actors > 1 else ""
