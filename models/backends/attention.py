@@ -271,9 +271,9 @@ def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
     kinds = getattr(decoder.config, "layer_types", None)
     if kinds and len(set(kinds)) > 1:
         # Decoders read the type of a layer at its place among the layers that run.
-        view.config = copy.copy(decoder.config)
-        view.config.layer_types = [kinds[index] for index in indices]
-        view.config.num_hidden_layers = len(indices)
+        config: Any = copy.copy(decoder.config)
+        config.layer_types, config.num_hidden_layers = [kinds[index] for index in indices], len(indices)
+        view.config = config
     return view
 
 

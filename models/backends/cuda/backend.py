@@ -59,11 +59,11 @@ class CudaBackend(Backend):
     def _kernel_of(self, cache: RaggedCache) -> TreeKernel | None:
         """Return the tree kernel for a cache; None if attention must use a mask, or before the first write."""
         if cache.is_made and cache not in self._kernels:
-            keys, values = cache.keys, cache.values
+            memories: list[Sequence[Tensor | None]] = [cache.keys, cache.values]
             if cache.states is not None:
                 # Layers without attention have no keys and values.
-                keys, values = ([memory for memory in each if memory is not None] for each in (keys, values))
-            self._kernels[cache] = kernel_for(keys, values) if keys else None
+                memories = [[memory for memory in each if memory is not None] for each in memories]
+            self._kernels[cache] = kernel_for(*memories) if memories[0] else None
         return self._kernels.get(cache)
 
     def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:
