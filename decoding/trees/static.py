@@ -89,6 +89,8 @@ class _LevelPlan:
 class StaticTree(TreePolicy):
     """Policy for a fixed set of paths of child ranks; the set must contain the parent of every path."""
 
+    max_siblings: int
+
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         # Breadth first, so that a tree of fewer levels is a prefix of the nodes.
         self._parents, self._ranks, self._depths = nodes_of(paths)

@@ -253,9 +253,9 @@ class LaneModel:
         options = (offset, read.window, self._num_heads, embeds.dtype)
         nodes = TreeNodes(self.cache, read.rows, read.lens, read.delta, depth, visible, numbers, *options)
         step, positions = self.backend.place(nodes)
-        if (states := self.cache.states) is not None:
+        if (recurrent := self.cache.states) is not None:
             is_leading = not self.rows.are_indexed
-            step = replace(step, states=states.decoding_step(slots.ids, read.rows, is_leading, offset, num_nodes))
+            step = replace(step, states=recurrent.decoding_step(slots.ids, read.rows, is_leading, offset, num_nodes))
         if read.axes is not None:
             positions = positions + read.axes.T[:, :, None]
         if other is not None:

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -71,14 +71,15 @@ def _found(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _rule_of(module: nn.Module) -> str | None:
-    if not hasattr(module, "layer_idx") or (kind := _kind_of(type(module))) is None:
+    layer: Hashable = type(module)
+    if not hasattr(module, "layer_idx") or (kind := _kind_of(layer)) is None:
         return None
     num_convolutions = sum(isinstance(child, nn.Conv1d) for child in module.children())
     return kind if num_convolutions == 1 else None
 
 
 @functools.cache
-def _kind_of(layer: type[nn.Module]) -> str | None:
+def _kind_of(layer: Any) -> str | None:
     """Return the rule of a class of layers, by the functions that its forward calls; None if it has no known one."""
     code = getattr(inspect.unwrap(layer.forward), "__code__", None)
     called, known = set(getattr(code, "co_names", ())), vars(sys.modules[layer.__module__])

@@ -151,7 +151,8 @@ def scan(
         if step.offset == 0:
             accepted = step.is_accepted(num_replayed, dt.device)
             kept = [torch.where(accepted.view(*accepted.shape, *[1] * (part.dim() - 2)), part, 0.0) for part in kept]
-        run(*kept, kept[2], None)
+        x, times, inputs = kept
+        run(x, times, inputs, inputs, None)
         if step.offset == 0:
             step.write(memory, state)
     out = run(hidden_states, dt, B, C, skip)
