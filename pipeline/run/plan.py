@@ -15,6 +15,7 @@ from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from files.external_code import is_external
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
@@ -171,7 +172,10 @@ def recorded(plan: JobPlan) -> RecordedJob[Any]:
     revision, output = plan.pair.revisions["target"], plan.output
     newest = [output.read_attempt(number) for number in output.list_attempts()[-1:]]
     folders = source_folders(newest)
-    return RecordedJob(output, (output,), plan.config, plan.identity.fingerprint, revision, plan.manifest, folders)
+    columns = tuple(plan.schema.names) if isinstance(plan.config, SynthesizeJobConfig) else ()
+    return RecordedJob(
+        *(output, (output,), plan.config, plan.identity.fingerprint, revision, plan.manifest), folders, columns=columns
+    )
 
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:
