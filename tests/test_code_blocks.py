@@ -42,7 +42,7 @@ FENCE = re.compile(r"^( *)(```+)(.*)$")
 NOT_RUN = re.compile(r"^ *<!-- not run: (\S.*) -->$")
 INSTALLS = re.compile(r"^(pip|\S*python3? -m pip) install |^python3 -m venv ", re.MULTILINE)
 NUM_ROWS = 24
-TIMEOUT_S = 280
+TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)

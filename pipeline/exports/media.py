@@ -13,7 +13,7 @@ from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN
 from configs.source import SourceConfig
 from pipeline.exports.ledger import Refusal
-from pipeline.exports.rows import check_columns, hash_of, manifest_of, output_schema, read_rows, rows_of
+from pipeline.exports.rows import check_columns, hash_of, manifest_of, output_columns, read_rows, rows_of
 from pipeline.formats.uris import Fetcher
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
@@ -64,12 +64,12 @@ class SampleReader:
     @classmethod
     def of(cls, job: RecordedJob, columns: Sequence[str], dotted: str) -> SampleReader:
         """Check the job; ConfigError for unknown columns, an output without images, or a source that changed."""
-        schema = output_schema(job)
+        known = output_columns(job)
         facts = (*(IMAGE_FACTS if job.makes_images else TEXT_FACTS), *job.manifest.keep.names)
-        chosen = tuple(columns) or tuple(name for name in facts if name in schema.names)
+        chosen = tuple(columns) or tuple(name for name in facts if not known or name in known)
         check_columns(job, chosen, f"{dotted}.columns")
         if job.makes_images:
-            if "image" not in schema.names:
+            if not job.config.sink.images:
                 raise ConfigError(f"{dotted}: the job has sink.images: false, so its output holds no images")
             if "image" in chosen:
                 raise ConfigError(f"{dotted}.columns: 'image' is exported as a file; leave it out")

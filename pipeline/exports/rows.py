@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.synthesis import SynthesizeJobConfig
 from pipeline.exports.ledger import ExportPart, published, state_of
 from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.manifest.manifest import Manifest
@@ -26,7 +25,6 @@ from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import job_schema
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
-from pipeline.synthesis import rows as image_rows
 
 NUM_THREADS = 8
 """Number of files that a task writes at the same time."""
@@ -39,20 +37,20 @@ Value = TypeVar("Value")
 
 def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None:
     """Raise ConfigError unless the job's output has all of these columns."""
-    known = output_schema(job).names
-    for name in columns:
+    known = output_columns(job)
+    for name in columns if known else ():
         if name not in known:
             raise ConfigError(
                 f"{dotted}: the output in {job.output.shown()} has no column {name!r}; see sink.keep_columns"
             )
 
 
-def output_schema(job: RecordedJob) -> pa.Schema:
-    """Return the schema of a job's rows."""
+def output_columns(job: RecordedJob) -> tuple[str, ...]:
+    """Return the columns of a job's rows; empty for images of which none is published yet."""
+    if job.makes_images:
+        return job.columns
     config = job.config
-    if isinstance(config, SynthesizeJobConfig):
-        return image_rows.result_schema(job.manifest.keep, config.sink.images, config.sink.keep_codes)
-    return job_schema(config, job.manifest.keep)
+    return tuple(job_schema(config, job.manifest.keep).names)
 
 
 def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[ExportPart]:

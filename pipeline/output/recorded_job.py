@@ -29,6 +29,7 @@ from pipeline.storage.first_touch import check_stores
 from pipeline.storage.folders import FolderId
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import DATA, OutputDir
+from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 from pipeline.storage.retries import planning
 from pipeline.storage.shard import Shard
 
@@ -65,6 +66,8 @@ class RecordedJob(Generic[Config]):
     source_folders: tuple[FolderId, ...] = ()
     """Identities of the source's local root when attempts read it."""
     special_tokens: str | None = None
+    columns: tuple[str, ...] = ()
+    """Columns of rows of images; empty for captions, and while no image is published."""
     source_code: str = ""
     """Name and SHA-256 of the external code of `source.kind`; empty if it is a built-in kind."""
     check_code: str = ""
@@ -213,9 +216,27 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob[Any]:
     config = validate(model, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
-    code = revisions.get("special_tokens"), revisions.get("source.kind", ""), revisions.get("checks.python", "")
-    adapter = revisions.get("target_adapter", "")
-    return RecordedJob(output, tuple(newest), config, *known, folders, *code, adapter)
+    return RecordedJob(
+        *(output, tuple(newest), config, *known),
+        folders,
+        special_tokens=revisions.get("special_tokens"),
+        columns=_published_columns(views) if makes_images else (),
+        source_code=revisions.get("source.kind", ""),
+        check_code=revisions.get("checks.python", ""),
+        target_adapter=revisions.get("target_adapter", ""),
+    )
+
+
+def _published_columns(views: Iterable[OutputDir]) -> tuple[str, ...]:
+    """Return the columns of the first published file that can be read; empty if there is none."""
+    for view in views:
+        for name in list_published(view, DATA):
+            try:
+                with open_parquet(view.filesystem, view.path(name)) as parquet:
+                    return tuple(parquet.schema_arrow.names)
+            except (DamagedParquet, FileNotFoundError):
+                continue
+    return ()
 
 
 def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:

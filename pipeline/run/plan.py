@@ -16,6 +16,7 @@ from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from files.external_code import is_external
 from files.installation import is_shipped
 from pipeline.cluster.partitions import Workers
@@ -195,7 +196,10 @@ def recorded(plan: JobPlan) -> RecordedJob[Any]:
     revision, output = plan.pair.revisions["target"], plan.output
     newest = [output.read_attempt(number) for number in output.list_attempts()[-1:]]
     folders = source_folders(newest)
-    return RecordedJob(output, (output,), plan.config, plan.identity.fingerprint, revision, plan.manifest, folders)
+    columns = tuple(plan.schema.names) if isinstance(plan.config, SynthesizeJobConfig) else ()
+    return RecordedJob(
+        *(output, (output,), plan.config, plan.identity.fingerprint, revision, plan.manifest), folders, columns=columns
+    )
 
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:
