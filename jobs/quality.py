@@ -26,7 +26,7 @@ from pipeline.output.recorded_job import read_any_job
 from pipeline.quality.measure import (
     MIN_IMAGES,
     Difference,
-    Interval,
+    Estimate,
     Quality,
     compare,
     features_of,
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if len(found.ids) < MIN_IMAGES:
                 raise ConfigError(f"{name}: {len(found.ids)} images with prompts, and {MIN_IMAGES} are needed")
         qualities = [measure(side, references) for side in features]
-        difference = compare(*features, references) if len(features) == 2 else None
+        difference = compare(features[0], features[1], references) if len(features) == 2 else None
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
@@ -122,15 +122,15 @@ def _lines(names: Sequence[str], found: Sequence[Quality], difference: Differenc
     return lines
 
 
-def _shown(interval: Interval, digits: int) -> str:
-    return f"{interval.value:.{digits}f} ± {interval.margin:.{digits}f}"
+def _shown(estimate: Estimate, digits: int) -> str:
+    return f"{estimate.value:.{digits}f} ± {estimate.margin:.{digits}f}"
 
 
-def _verdict(interval: Interval, better: int) -> str:
+def _verdict(estimate: Estimate, better: int) -> str:
     """Return whether the first output is better, worse, or neither is decided."""
-    if not interval.decides():
+    if not estimate.decides():
         return "not decided"
-    return "better" if interval.value * better > 0 else "worse"
+    return "better" if estimate.value * better > 0 else "worse"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.auto.comparison import T_95
+from pipeline.reports.intervals import CONFIDENCE, student_quantile
 
 Holds = bool | None
 """True, False, or None for not decided."""
@@ -24,7 +24,7 @@ Ratio = tuple[float, float]
 
 def quantile(num: int) -> float:
     """Return the factor of the standard error in a 95 % interval over `num` samples, Student's t."""
-    return T_95[max((known for known in T_95 if known <= num - 1), default=1)]
+    return student_quantile(CONFIDENCE, max(1, num - 1))
 
 
 @dataclass(frozen=True)

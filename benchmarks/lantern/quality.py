@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness.verdict import ratio_error
-from zoo.image.quality import Reader, Seen, count_right, frechet_distance, image_features, read_images
+from pipeline.quality.frechet import distance_folds, jackknife
+from zoo.image.quality import Reader, Seen, count_right, image_features, read_images
 from zoo.world.grain import parse_prompt
 
 Score = Callable[[Seen | None], tuple[bool, int, int]]
 """Contents that the captioner read → (whether all is right, attributes right, attributes requested)."""
-NUM_FOLDS = 8
-"""Parts of the jackknife."""
 
 
 @dataclass(frozen=True)
@@ -83,27 +81,10 @@ def measure_quality(
     }
     features = judge.features(images)
     for name, reference in references.items():
-        results[f"frechet_{name}"] = frechet_distance(features, reference)
-        folds = leave_out(features, partial(frechet_distance, reference))
+        results[f"frechet_{name}"], folds = distance_folds(features, reference)
         results[f"frechet_{name}_folds"] = folds
         results[f"frechet_{name}_se"] = jackknife(folds)
     return results
-
-
-def leave_out(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64]], float]) -> list[float]:
-    """Return a measure of n values without each of `NUM_FOLDS` parts; no estimates for fewer than 4 values."""
-    folds = min(NUM_FOLDS, len(values) // 2)
-    if folds < 2:
-        return []
-    return [measure(values[np.arange(len(values)) % folds != fold]) for fold in range(folds)]
-
-
-def jackknife(estimates: Sequence[float]) -> float:
-    """Return the standard error of a measure by its estimates without one fold each; 0 without estimates."""
-    folds = len(estimates)
-    if folds < 2:
-        return 0.0
-    return math.sqrt((folds - 1) / folds * sum((estimate - sum(estimates) / folds) ** 2 for estimate in estimates))
 
 
 def replace_codes(codes: NDArray[np.int32], table: Tensor, column: int) -> NDArray[np.int32]:

@@ -288,7 +288,7 @@ def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
         # Decoders choose masks, rotary embeddings and kinds by the place of a layer in `layers`.
         view.config = copy.copy(config)
         view.config.layer_types = [types[index] for index in indices]  # type: ignore[union-attr]
-        view.config.num_hidden_layers = len(indices)
+        view.config.num_hidden_layers = len(indices)  # type: ignore[union-attr]
     return view
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.auto.comparison import T_95
 from configs.load import ConfigError
 from models.scorer import Scorer, cosines
 from pipeline.media.image_decoding import decode_image
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.quality.frechet import distance_folds, jackknife
+from pipeline.reports.intervals import CONFIDENCE, student_quantile
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
 
@@ -28,7 +28,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Interval:
+class Estimate:
     """A value with half of the width of its 95 % interval."""
 
     value: float
@@ -63,8 +63,8 @@ class Quality:
     """
 
     num_images: int
-    agreement: Interval
-    distance: Interval | None
+    agreement: Estimate
+    distance: Estimate | None
     folds: tuple[float, ...] = ()
 
     @property
@@ -79,13 +79,13 @@ class Difference:
     """The first output's quality less the second's, over the samples that both have."""
 
     num_images: int
-    agreement: Interval
-    distance: Interval | None
+    agreement: Estimate
+    distance: Estimate | None
 
 
 def quantile(num: int) -> float:
     """Return the factor of the standard error in a 95 % interval over `num` samples, Student's t."""
-    return T_95[max((known for known in T_95 if known <= num - 1), default=1)]
+    return student_quantile(CONFIDENCE, max(1, num - 1))
 
 
 def read_images(job: RecordedJob[Any], dotted: str, limit: int) -> Iterator[tuple[str, str, Pixels]]:
@@ -168,10 +168,11 @@ def reference_features(scorer: Scorer, images: Iterator[Pixels], batch: int = 64
 
 def measure(features: Features, references: NDArray[np.float64] | None) -> Quality:
     """Return the quality of an output."""
-    distance, folds = None, []
+    distance: Estimate | None = None
+    folds: list[float] = []
     if references is not None:
         value, folds = distance_folds(features.images, references)
-        distance = Interval(value, quantile(len(folds)) * jackknife(folds))
+        distance = Estimate(value, quantile(len(folds)) * jackknife(folds))
     return Quality(len(features.ids), _mean(features.agreement), distance, tuple(folds))
 
 
@@ -189,11 +190,11 @@ def compare(own: Features, other: Features, references: NDArray[np.float64] | No
     if references is not None:
         (first, folds), (second, others) = (distance_folds(side.images, references) for side in sides)
         gaps = [a - b for a, b in zip(folds, others, strict=True)]
-        distance = Interval(first - second, quantile(len(gaps)) * jackknife(gaps))
+        distance = Estimate(first - second, quantile(len(gaps)) * jackknife(gaps))
     return Difference(len(common), _mean(sides[0].agreement - sides[1].agreement), distance)
 
 
 def _mean(values: NDArray[np.float64]) -> Interval:
     num = len(values)
     error = float(values.std(ddof=1)) / math.sqrt(num) if num > 1 else math.inf
-    return Interval(float(values.mean()), quantile(num) * error)
+    return Estimate(float(values.mean()), quantile(num) * error)
