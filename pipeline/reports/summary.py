@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -188,7 +188,7 @@ class Summary:
         places = [name for name in (*PLACES, REPLICA) if name in table.column_names]
         first = [pc.fill_null(pc.equal(table[name], 0), True) for name in places]
         self.num_samples += table.num_rows
-        self.num_inputs += pc.sum(pc.and_(*first)).as_py() or 0 if len(first) > 1 else table.num_rows
+        self.num_inputs += total(reduce(pc.and_, first)) if len(first) > 1 else table.num_rows
         self.num_made += attempt_rows.num_rows
         self.num_tokens_made += total(attempt_rows["num_generated_tokens"])
         self.num_generated_tokens += total(table["num_generated_tokens"])

@@ -17,6 +17,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from pipeline.manifest.done_bitmap import PathIndex
 from pipeline.output.accounts import Accounts, locate
+from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import job_schema
 from tests import toys
 from tests.actors.fakes import FakeEngine, FakePair, complete, decoded_table, fake_job
@@ -147,3 +148,10 @@ def test_captions_share_one_vision_pass_and_equal_runs_of_their_own(slots: int) 
     tokens = [done[request.sample_id].token_ids for request in wanted]
     assert tokens == [checks.referenced("llava", request, target.eos_ids) for request in wanted]
     assert len(set(tokens)) > 3
+
+
+def test_the_captions_of_a_sample_count_as_one_input() -> None:
+    rows = captions(decoded_table([{"id": "a", "text": "x"}, {"id": "b", "text": "y"}]))
+    totals = Summary("job-1", "chain", "lossless", 1.0)
+    totals.add_rows(pa.Table.from_pylist(rows, job_schema(job())))
+    assert (totals.num_samples, totals.num_inputs) == (2 * NUM, 2)
