@@ -26,8 +26,8 @@ from pipeline.output.recorded_job import read_any_job
 from pipeline.quality.measure import (
     MIN_IMAGES,
     Difference,
-    Estimate,
     Quality,
+    QualityFigure,
     compare,
     features_of,
     measure,
@@ -122,11 +122,11 @@ def _lines(names: Sequence[str], found: Sequence[Quality], difference: Differenc
     return lines
 
 
-def _shown(estimate: Estimate, digits: int) -> str:
+def _shown(estimate: QualityFigure, digits: int) -> str:
     return f"{estimate.value:.{digits}f} ± {estimate.margin:.{digits}f}"
 
 
-def _verdict(estimate: Estimate, better: int) -> str:
+def _verdict(estimate: QualityFigure, better: int) -> str:
     """Return whether the first output is better, worse, or neither is decided."""
     if not estimate.decides():
         return "not decided"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.claims.reader import DRAFTS, LENGTH, Reader, samples_of
-from benchmarks.claims.verdict import Estimate, Finding, Holds, all_of, any_of, enough, judge
+from benchmarks.claims.verdict import Finding, GapEstimate, Holds, all_of, any_of, enough, judge
 from benchmarks.harness.markdown import Results
 
 SATURATED = 0.6
@@ -53,7 +53,7 @@ class Compare:
                 return f"{key} accepts its whole depth in {100 * share:.0f} % of the steps"
         return ""
 
-    def _numbers(self, read: Reader, gaps: Mapping[str, Estimate]) -> str:
+    def _numbers(self, read: Reader, gaps: Mapping[str, GapEstimate]) -> str:
         digits = 3 if self.metric in SHARES else 2
         own = read.mean(self.key, self.metric)
         parts = []
@@ -98,7 +98,7 @@ class Printed:
     def __call__(self, read: Reader) -> Finding:
         value = read.value(self.key, LENGTH)
         distance = abs(value.gap - self.printed)
-        holds = judge(Estimate(self.within * self.printed - distance, value.error, value.num))
+        holds = judge(GapEstimate(self.within * self.printed - distance, value.error, value.num))
         return holds, f"{self.label}: {value.gap:.2f} ± {value.margin:.2f} beside {self.printed:.2f}"
 
 

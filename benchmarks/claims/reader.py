@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.claims.verdict import Estimate, Ratio, mean_of, paired_gap
+from benchmarks.claims.verdict import GapEstimate, Ratio, mean_of, paired_gap
 from benchmarks.harness.markdown import Results
 
 LENGTH = "mean_acceptance_length"
@@ -70,13 +70,13 @@ class Reader:
         cells = self.cells(self.results, key)
         return sum(value_of(cell, metric) for cell in cells) / len(cells)
 
-    def value(self, key: str, metric: str) -> Estimate:
+    def value(self, key: str, metric: str) -> GapEstimate:
         """Return the mean over the cells of a key, with its error over samples."""
         cells = self.cells(self.results, key)
         error = math.sqrt(sum(error_of(cell, metric) ** 2 for cell in cells)) / len(cells)
-        return Estimate(self.mean(key, metric), error, sum(map(samples_of, cells)))
+        return GapEstimate(self.mean(key, metric), error, sum(map(samples_of, cells)))
 
-    def gap(self, key: str, other: str, metric: str, factor: float = 1.0) -> Estimate:
+    def gap(self, key: str, other: str, metric: str, factor: float = 1.0) -> GapEstimate:
         """Return the mean of `key` less `factor` times that of `other`, paired where both have samples."""
         pairs = self._pairs(key, other, metric)
         if pairs:
@@ -86,8 +86,8 @@ class Reader:
         gap = own.gap - factor * rival.gap
         folds = self._folds(key, metric), self._folds(other, metric)
         if folds[0] and len(folds[0]) == len(folds[1]):
-            return Estimate(gap, _fold_error(*folds, factor), min(own.num, rival.num), True)
-        return Estimate(gap, math.hypot(own.error, factor * rival.error), min(own.num, rival.num))
+            return GapEstimate(gap, _fold_error(*folds, factor), min(own.num, rival.num), True)
+        return GapEstimate(gap, math.hypot(own.error, factor * rival.error), min(own.num, rival.num))
 
     def is_constant(self, keys: Sequence[str], metric: str) -> bool:
         """Return whether all keys have the same counts in every sample; False without samples."""

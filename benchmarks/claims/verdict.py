@@ -28,7 +28,7 @@ def quantile(num: int) -> float:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class GapEstimate:
     """A gap, its standard error, the number of samples, and whether the error is that of pairs."""
 
     gap: float
@@ -41,11 +41,11 @@ class Estimate:
         """Half of the width of the 95 % interval."""
         return quantile(self.num) * self.error
 
-    def plus(self, slack: float) -> Estimate:
-        return Estimate(self.gap + slack, self.error, self.num, self.paired)
+    def plus(self, slack: float) -> GapEstimate:
+        return GapEstimate(self.gap + slack, self.error, self.num, self.paired)
 
-    def negated(self) -> Estimate:
-        return Estimate(-self.gap, self.error, self.num, self.paired)
+    def negated(self) -> GapEstimate:
+        return GapEstimate(-self.gap, self.error, self.num, self.paired)
 
     def __str__(self) -> str:
         return f"{self.gap:+.3f} ± {self.margin:.3f}, n {self.num}, {'paired' if self.paired else 'unpaired'}"
@@ -55,14 +55,14 @@ class Estimate:
         return math.ceil(self.num * (self.margin / self.gap) ** 2) if self.gap else 0
 
 
-def judge(estimate: Estimate) -> Holds:
+def judge(estimate: GapEstimate) -> Holds:
     """Return whether the gap is above zero; None if its interval contains zero or there are too few samples."""
     if estimate.num < MIN_SAMPLES or abs(estimate.gap) <= estimate.margin:
         return None
     return estimate.gap > 0
 
 
-def paired_gap(own: Mapping[str, Ratio], other: Mapping[str, Ratio], factor: float, offset: float) -> Estimate:
+def paired_gap(own: Mapping[str, Ratio], other: Mapping[str, Ratio], factor: float, offset: float) -> GapEstimate:
     """Return `offset` + Σ/Σ of `own` less `factor` times that of `other`, over the samples that both have.
 
     The error is that of the difference of the linearised ratios, sample by sample (delta method). Raises KeyError if
@@ -77,7 +77,7 @@ def paired_gap(own: Mapping[str, Ratio], other: Mapping[str, Ratio], factor: flo
     gaps = [a - factor * b for a, b in zip(first_residuals, second_residuals, strict=True)]
     num = len(names)
     error = math.sqrt(sum(gap * gap for gap in gaps) / (num * (num - 1))) if num > 1 else math.inf
-    return Estimate(first + offset - factor * (second + offset), error, num, True)
+    return GapEstimate(first + offset - factor * (second + offset), error, num, True)
 
 
 def _linearised(pairs: Sequence[Ratio]) -> tuple[float, list[float]]:
@@ -89,12 +89,13 @@ def _linearised(pairs: Sequence[Ratio]) -> tuple[float, list[float]]:
     return ratio, [(above - ratio * below) * len(pairs) / total for above, below in pairs]
 
 
-def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+def mean_of(estimates: Sequence[GapEstimate]) -> GapEstimate:
     """Return the mean of estimates over independent groups of samples; the number is that of all samples."""
     count = len(estimates)
     error = math.sqrt(sum(entry.error**2 for entry in estimates)) / count
     paired = all(entry.paired for entry in estimates)
-    return Estimate(sum(entry.gap for entry in estimates) / count, error, sum(entry.num for entry in estimates), paired)
+    gap, num = sum(entry.gap for entry in estimates) / count, sum(entry.num for entry in estimates)
+    return GapEstimate(gap, error, num, paired)
 
 
 def enough(holds: bool, num_samples: int) -> Holds:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.claims.checks import Check, Compare, Equal, as_good
 from benchmarks.claims.load import claims_table
 from benchmarks.claims.reader import LENGTH, Reader, Samples
-from benchmarks.claims.verdict import Estimate, Finding, Holds, all_of, combine, enough, judge, quantile
+from benchmarks.claims.verdict import Finding, GapEstimate, Holds, all_of, combine, enough, judge, quantile
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import results_file
 from benchmarks.lantern.store import Store
@@ -196,7 +196,7 @@ def _gains_half(read: Reader) -> Finding:
         cells = [read.value(f"{kind}:1/{name}", LENGTH) for name in names]
         strict, coupled, relaxed = (cell.gap for cell in cells)
         error = math.hypot(*(share * cell.error for share, cell in zip((0.5, 1.0, 0.5), cells, strict=True)))
-        holds = judge(Estimate(coupled - 0.5 * (strict + relaxed), error, min(cell.num for cell in cells)))
+        holds = judge(GapEstimate(coupled - 0.5 * (strict + relaxed), error, min(cell.num for cell in cells)))
         parts.append((holds, f"{kind}: {strict:.2f} strict, {coupled:.2f} coupled, {relaxed:.2f} relaxed"))
     return combine(parts)
 

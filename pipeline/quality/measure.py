@@ -28,7 +28,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class QualityFigure:
     """A value with half of the width of its 95 % interval."""
 
     value: float
@@ -63,8 +63,8 @@ class Quality:
     """
 
     num_images: int
-    agreement: Estimate
-    distance: Estimate | None
+    agreement: QualityFigure
+    distance: QualityFigure | None
     folds: tuple[float, ...] = ()
 
     @property
@@ -79,8 +79,8 @@ class Difference:
     """The first output's quality less the second's, over the samples that both have."""
 
     num_images: int
-    agreement: Estimate
-    distance: Estimate | None
+    agreement: QualityFigure
+    distance: QualityFigure | None
 
 
 def quantile(num: int) -> float:
@@ -168,11 +168,11 @@ def reference_features(scorer: Scorer, images: Iterator[Pixels], batch: int = 64
 
 def measure(features: Features, references: NDArray[np.float64] | None) -> Quality:
     """Return the quality of an output."""
-    distance: Estimate | None = None
+    distance: QualityFigure | None = None
     folds: list[float] = []
     if references is not None:
         value, folds = distance_folds(features.images, references)
-        distance = Estimate(value, quantile(len(folds)) * jackknife(folds))
+        distance = QualityFigure(value, quantile(len(folds)) * jackknife(folds))
     return Quality(len(features.ids), _mean(features.agreement), distance, tuple(folds))
 
 
@@ -190,11 +190,11 @@ def compare(own: Features, other: Features, references: NDArray[np.float64] | No
     if references is not None:
         (first, folds), (second, others) = (distance_folds(side.images, references) for side in sides)
         gaps = [a - b for a, b in zip(folds, others, strict=True)]
-        distance = Estimate(first - second, quantile(len(gaps)) * jackknife(gaps))
+        distance = QualityFigure(first - second, quantile(len(gaps)) * jackknife(gaps))
     return Difference(len(common), _mean(sides[0].agreement - sides[1].agreement), distance)
 
 
-def _mean(values: NDArray[np.float64]) -> Interval:
+def _mean(values: NDArray[np.float64]) -> QualityFigure:
     num = len(values)
     error = float(values.std(ddof=1)) / math.sqrt(num) if num > 1 else math.inf
-    return Estimate(float(values.mean()), quantile(num) * error)
+    return QualityFigure(float(values.mean()), quantile(num) * error)

@@ -16,7 +16,17 @@ from benchmarks.claims import load
 from benchmarks.claims.checks import Compare, Frontier, Printed
 from benchmarks.claims.load import claims_table, decide_claim, load_claims
 from benchmarks.claims.reader import DRAFTS, LENGTH, Reader, Samples, steps_error
-from benchmarks.claims.verdict import MIN_SAMPLES, Estimate, Holds, all_of, any_of, enough, judge, paired_gap, quantile
+from benchmarks.claims.verdict import (
+    MIN_SAMPLES,
+    GapEstimate,
+    Holds,
+    all_of,
+    any_of,
+    enough,
+    judge,
+    paired_gap,
+    quantile,
+)
 from benchmarks.harness.verdict import ratio_error
 from benchmarks.tables import lantern, methods, real
 from benchmarks.tables.parts import read_all
@@ -44,7 +54,7 @@ SURE = quantile(MIN_SAMPLES)
     ],
 )
 def test_a_gap_is_decided_by_its_interval_and_only_with_enough_samples(gap: float, num: int, expected: Holds) -> None:
-    assert judge(Estimate(gap, 0.1, num)) is expected
+    assert judge(GapEstimate(gap, 0.1, num)) is expected
 
 
 def test_the_factor_of_an_interval_is_students() -> None:
