@@ -82,13 +82,13 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "caption_qwen25vl_lvspec_tree": ("caption_qwen25vl_32b", "method=lvspec_tree", f"{CAPTIONS}/lvspec_tree"),
     "demo_controller": ("zoo_caption", "method=sd_chain_measured", "sink.path=out/controller"),
     **{
-        f"synthesize_llamagen_lantern_greedy_{delta}": (
+        f"synthesize_llamagen_lantern_greedy_{name}": (
             "synthesize_llamagen_lantern",
             "sampling.temperature=0.0",
             f"method.acceptance.delta={delta}",
-            f"{IMAGES}_greedy_{delta}",
+            f"{IMAGES}_greedy_{name}",
         )
-        for delta in (0.05, 0.2)
+        for name, delta in (("005", 0.05), ("02", 0.2))
     },
     "synthesize_llamagen_lantern_coupled": (
         "synthesize_llamagen_lantern",
