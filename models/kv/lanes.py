@@ -20,11 +20,11 @@ from models.backends.mask_rules import rules_of
 from models.backends.pages import PagedCache
 from models.backends.rows import SlotRows
 from models.backends.select import backend_for
-from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST, FeatureLayers
 from models.kv.prefill import PromptReader
 from models.kv.prefill_batching import Prefill
+from models.layer_inputs import KEYWORD, layer_inputs_of
 
 
 @dataclass(frozen=True)
