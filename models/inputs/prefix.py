@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from models.backends.mask_rules import rules_of
-from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
-from models.inputs.prompt_blocks import groups_of, masks_made
+from models.layer_inputs import KEYWORD, layer_inputs_of
+from models.prompt_blocks import groups_of, masks_made
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Prefix:
     """Blocks (L,) of tokens that read each other, such as those of an image: equal numbers in one block, and different
     ones in others and for other tokens. None without blocks."""
     layer_inputs: Tensor | None = None
-    """Inputs (L, layers, P) of each layer, see `models.inputs.layer_inputs`; None if layers have none."""
+    """Inputs (L, layers, P) of each layer, see `models.layer_inputs`; None if layers have none."""
     origin: Hashable = field(default=None, init=False, compare=False)
     """Prompts of one origin with equal leading tokens have equal leading positions; None if unknown or changed."""
 

@@ -22,11 +22,11 @@ from models.backends.rows import SlotRows
 from models.backends.select import backend_for
 from models.backends.states.layers import install, recurrent_layers
 from models.backends.states.memory import RecurrentStates
-from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST, FeatureLayers
 from models.kv.prefill import PromptReader
 from models.kv.prefill_batching import Prefill
+from models.layer_inputs import KEYWORD, layer_inputs_of
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from models.backends.base import MAX_PREFILL_PADDING
-from models.inputs.layer_inputs import KEYWORD, layer_inputs_of
 from models.inputs.prefix import Prefix
-from models.inputs.prompt_blocks import end_of_blocks
+from models.layer_inputs import KEYWORD, layer_inputs_of
+from models.prompt_blocks import end_of_blocks
 
 MIN_SAVING = 256
 """Minimum number of tokens that a stem must save, because it takes one more forward."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from models.backends.mask_rules import LayerRule
-from models.inputs.prompt_blocks import first_readers, visible_of
 from models.loading.attention_calls import AttentionCall, MaskFunction, first_hidden
+from models.prompt_blocks import first_readers, visible_of
 
 SUPPORTED = frozenset({"softcap", "s_aux"})
 """Keyword arguments of attention that change weights, and that the engine computes."""
@@ -118,7 +118,7 @@ def with_blocks(
     rules: Sequence[LayerRule], masks: Sequence[tuple[int, Tensor]]
 ) -> tuple[list[LayerRule], Tensor | None]:
     """Return the rules of layers with `in_blocks` set as in the masks of one prompt, and its blocks (L,), see
-    `models.inputs.prompt_blocks.groups_of`.
+    `models.prompt_blocks.groups_of`.
 
     `masks` are pairs of layer and mask (1, 1, L, L). Raises: UnsupportedMask if a mask is none of its layer's rule.
     """

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from models.contract import TargetModel
-from models.inputs.layer_inputs import layer_inputs_of
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST
 from models.kv.lanes import SlotBatch
 from models.kv.prefill_batching import stack, stack_positions
+from models.layer_inputs import layer_inputs_of
 
 
 @dataclass(frozen=True)
