@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -71,7 +71,7 @@ def _found(decoder: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _rule_of(module: nn.Module) -> str | None:
-    layer: Hashable = type(module)
+    layer: Any = type(module)
     if not hasattr(module, "layer_idx") or (kind := _kind_of(layer)) is None:
         return None
     num_convolutions = sum(isinstance(child, nn.Conv1d) for child in module.children())
