@@ -1,9 +1,9 @@
 """Every code block of the README, the front page and the guides runs, or has a reason right before it why it does not.
 
 `bash` blocks run as commands, `python` blocks are executed, `sql` blocks are queried with duckdb, `yaml` blocks are
-validated as the part of a job file that they are. `text` is output that is shown. Names of the pages are
-replaced by small data: OUT is a finished output, JOB.yaml a job of the shipped text pair, PICTURES a folder of images; `out/` is a
-temporary folder. Lines that install packages are left out; `tests/install` installs.
+validated as the part of a job file that they are. `text` is output that is shown. Names of the pages are replaced by
+small data: OUT is a finished output, JOB.yaml a job of the shipped text pair, PICTURES a folder of images, and `out/`
+a temporary folder. Lines that install packages are left out; `tests/install` installs.
 """
 
 from __future__ import annotations
