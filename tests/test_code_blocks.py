@@ -1,9 +1,9 @@
-"""Every code block of the README, the front page and the guides runs, or says right before it why it does not.
+"""Every code block of the README, the front page and the guides runs, or has a reason right before it why it does not.
 
 `bash` blocks run as commands, `python` blocks are executed, `sql` blocks are queried with duckdb, `yaml` blocks are
-validated as the part of a job file that they are. `text` is output that is shown. Names of the pages stand for small
-data: OUT is a finished output, JOB.yaml a job of the shipped text pair, PICTURES a folder of images; `out/` is a
-temporary folder. Lines that install packages are left out; `tests/install` installs.
+validated as the part of a job file that they are. `text` is output that is shown. Names of the pages are replaced by
+small data: OUT is a finished output, JOB.yaml a job of the shipped text pair, PICTURES a folder of images, and `out/`
+a temporary folder. Lines that install packages are left out; `tests/install` installs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """A code block by page and line; `reason` says why it is not run, and is empty if it is."""
+    """A code block by page and line; `reason` is why it is not run; empty if it is."""
 
     page: str
     line: int
@@ -93,7 +93,7 @@ def chosen(*languages: str) -> list[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what the names of the pages stand for."""
+    """A folder with the data of the names of the pages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "PICTURES").mkdir()

@@ -74,7 +74,7 @@ class Comparison:
     reason: str
 
 
-def read_rows(job: RecordedJob, dotted: str) -> dict[Key, ComparedRow]:
+def read_rows(job: RecordedJob[Any], dotted: str) -> dict[Key, ComparedRow]:
     """Read the rows of an output by their place in the source; ConfigError if a file is damaged."""
     rows: dict[Key, ComparedRow] = {}
     for table in job.results(_COLUMNS, dotted):

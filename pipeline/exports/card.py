@@ -39,7 +39,7 @@ class Facts:
     made: str = "Texts"
 
     @classmethod
-    def of(cls, job: RecordedJob, config: DatasetExportConfig, columns: Sequence[str]) -> Facts:
+    def of(cls, job: RecordedJob[Any], config: DatasetExportConfig, columns: Sequence[str]) -> Facts:
         method = job.config.method
         added = {"none": (), "first": ("image",), "all": ("images",)}[config.images]
         prompt = job.config.prompt.model_dump_json(exclude_defaults=True) if job.config.prompt else ""

@@ -52,7 +52,7 @@ class Dataset(OwnFolder):
     facts: card.Facts
 
     @classmethod
-    def of(cls, job: RecordedJob, config: DatasetExportConfig, dotted: str) -> Dataset:
+    def of(cls, job: RecordedJob[Any], config: DatasetExportConfig, dotted: str) -> Dataset:
         """Check the job; ConfigError for unknown columns, or a source that changed and whose images are needed."""
         default = IMAGE_COLUMNS if job.makes_images else DEFAULT_COLUMNS
         columns = config.columns or tuple(dict.fromkeys((*default, *job.manifest.keep.names)))

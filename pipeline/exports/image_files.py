@@ -8,6 +8,7 @@ imagefolder   train/part-000003/NAME.png      a folder per published file
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from configs.output import FileExportConfig, ImageFolderExportConfig
@@ -36,7 +37,7 @@ class ImageFiles(OwnFolder):
     in_folders: bool = False
 
     @classmethod
-    def of(cls, job: RecordedJob, config: FileExportConfig | ImageFolderExportConfig, dotted: str) -> ImageFiles:
+    def of(cls, job: RecordedJob[Any], config: FileExportConfig | ImageFolderExportConfig, dotted: str) -> ImageFiles:
         """Check the job; ConfigError as `SampleReader.of`."""
         reader = SampleReader.of(job, config.columns, dotted)
         tree, num_rows = target_tree(job, config.path, f"{dotted}.path"), job.config.sink.rows_per_file

@@ -15,7 +15,7 @@ import hashlib
 import io
 import tarfile
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from configs.output import TarExportConfig
 from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
@@ -35,7 +35,7 @@ class ImageTars(OwnFolder):
     rows_per_file: int
 
     @classmethod
-    def of(cls, job: RecordedJob, config: TarExportConfig, dotted: str) -> ImageTars:
+    def of(cls, job: RecordedJob[Any], config: TarExportConfig, dotted: str) -> ImageTars:
         """Check the job; ConfigError as `SampleReader.of`."""
         reader = SampleReader.of(job, config.columns, dotted)
         return cls(reader, target_tree(job, config.path, f"{dotted}.path"), job.config.sink.rows_per_file)

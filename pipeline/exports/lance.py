@@ -42,7 +42,7 @@ class LanceColumn:
     """The identity of a local dataset."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: LanceExportConfig, dotted: str) -> LanceColumn:
+    def of(cls, job: RecordedJob[Any], config: LanceExportConfig, dotted: str) -> LanceColumn:
         """Check the job; ConfigError without ids of rows, for several rows per sample, or without the library."""
         name = job.config.source.id_column
         if name is None:

@@ -62,7 +62,7 @@ class SampleReader:
     listing: str
 
     @classmethod
-    def of(cls, job: RecordedJob, columns: Sequence[str], dotted: str) -> SampleReader:
+    def of(cls, job: RecordedJob[Any], columns: Sequence[str], dotted: str) -> SampleReader:
         """Check the job; ConfigError for unknown columns, an output without images, or a source that changed."""
         known = output_columns(job)
         facts = (*(IMAGE_FACTS if job.makes_images else TEXT_FACTS), *job.manifest.keep.names)

@@ -47,7 +47,7 @@ class OpenAIBatch(OwnFolder):
     created: int
 
     @classmethod
-    def of(cls, job: RecordedJob, config: OpenAIBatchExportConfig, dotted: str) -> OpenAIBatch:
+    def of(cls, job: RecordedJob[Any], config: OpenAIBatchExportConfig, dotted: str) -> OpenAIBatch:
         """Check the job; ConfigError for several rows per sample, and for files that are one sample each."""
         if job.config.source.kind in ("images", "videos"):
             raise ConfigError(

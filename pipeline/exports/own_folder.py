@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from configs.load import ConfigError
 from pipeline.exports.ledger import ExportLedger
 from pipeline.manifest.overlap import refuse_overlap, refuse_shared
@@ -10,7 +12,7 @@ from pipeline.storage.folders import FolderId
 from pipeline.storage.tree import Tree
 
 
-def target_tree(job: RecordedJob, path: str, dotted: str) -> Tree:
+def target_tree(job: RecordedJob[Any], path: str, dotted: str) -> Tree:
     """Return the target folder of an export; ConfigError if it contains, or is inside, the source or the output."""
     refuse_overlap(job.config.source, path, dotted)
     refuse_shared(job.output.url, path, dotted)

@@ -35,7 +35,7 @@ example of a full disk, end the export."""
 Value = TypeVar("Value")
 
 
-def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None:
+def check_columns(job: RecordedJob[Any], columns: Sequence[str], dotted: str) -> None:
     """Raise ConfigError unless the job's output has all of these columns."""
     known = output_columns(job)
     for name in columns if known else ():
@@ -45,7 +45,7 @@ def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None
             )
 
 
-def output_columns(job: RecordedJob) -> tuple[str, ...]:
+def output_columns(job: RecordedJob[Any]) -> tuple[str, ...]:
     """Return the columns of a job's rows; empty for images of which none is published yet."""
     if job.makes_images:
         return job.columns

@@ -98,7 +98,7 @@ class ExportReport:
 
 
 def check_exports(
-    job: RecordedJob, exports: Sequence[ExportConfig], dotted: str, runs: bool = True, accepts_moved: bool = False
+    job: RecordedJob[Any], exports: Sequence[ExportConfig], dotted: str, runs: bool = True, accepts_moved: bool = False
 ) -> list[Exporter]:
     """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written, or
     is another folder than before and not `accepts_moved`."""
@@ -124,7 +124,7 @@ def _reads_source(export: ExportConfig) -> bool:
     )
 
 
-def _exporter(job: RecordedJob, export: ExportConfig, dotted: str) -> Exporter:
+def _exporter(job: RecordedJob[Any], export: ExportConfig, dotted: str) -> Exporter:
     if isinstance(export, TarExportConfig):
         return ImageTars.of(job, export, dotted)
     if isinstance(export, FileExportConfig | ImageFolderExportConfig):
@@ -146,7 +146,7 @@ def _exporter(job: RecordedJob, export: ExportConfig, dotted: str) -> Exporter:
 
 
 def run_exports(
-    job: RecordedJob,
+    job: RecordedJob[Any],
     exports: Sequence[ExportConfig],
     ray: JobSectionConfig,
     dotted: str = "exports",

@@ -65,7 +65,7 @@ class Sidecars:
     """Some files of the manifest."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: SidecarExportConfig, dotted: str) -> Sidecars:
+    def of(cls, job: RecordedJob[Any], config: SidecarExportConfig, dotted: str) -> Sidecars:
         """Check the job; ConfigError for a source whose rows are no listed files, and for names that collide."""
         kind = job.config.source.kind
         if kind not in KINDS:

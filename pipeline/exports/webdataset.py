@@ -37,7 +37,7 @@ class WebDataset(OwnFolder):
     root: str
 
     @classmethod
-    def of(cls, job: RecordedJob, config: WebDatasetExportConfig, dotted: str) -> WebDataset:
+    def of(cls, job: RecordedJob[Any], config: WebDatasetExportConfig, dotted: str) -> WebDataset:
         """Check the job; ConfigError for another source, several rows per sample, or tars that changed."""
         if job.config.source.kind != "webdataset":
             raise ConfigError(

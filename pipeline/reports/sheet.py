@@ -61,7 +61,7 @@ class SheetPage:
     note: str = ""
 
 
-def make_sheet(jobs: Sequence[RecordedJob], dotted: Sequence[str], num_rows: int, side_px: int) -> SheetPage:
+def make_sheet(jobs: Sequence[RecordedJob[Any]], dotted: Sequence[str], num_rows: int, side_px: int) -> SheetPage:
     """Read the images of the first `num_rows` prompts, in the order of the source, of one or two outputs.
 
     Raises:
@@ -83,7 +83,7 @@ def make_sheet(jobs: Sequence[RecordedJob], dotted: Sequence[str], num_rows: int
     return SheetPage(" beside ".join(labels), rows, labels if len(jobs) > 1 else (), note)
 
 
-def _check(job: RecordedJob, dotted: str) -> None:
+def _check(job: RecordedJob[Any], dotted: str) -> None:
     if not job.makes_images:
         raise ConfigError(
             f"{dotted}: {job.output.shown()} holds captions, and sheets show images of synthesis jobs; "
@@ -93,11 +93,11 @@ def _check(job: RecordedJob, dotted: str) -> None:
         raise ConfigError(f"{dotted}: {job.output.shown()} was made with sink.images: false, so it holds no images")
 
 
-def _label(job: RecordedJob) -> str:
+def _label(job: RecordedJob[Any]) -> str:
     return f"{job.config.method.label} · {job.output.shown().rstrip('/').rpartition('/')[2]}"
 
 
-def _files(job: RecordedJob, columns: Sequence[str], dotted: str) -> Iterable[Any]:
+def _files(job: RecordedJob[Any], columns: Sequence[str], dotted: str) -> Iterable[Any]:
     for view in job.views:
         for name in list_published(view, DATA):
             table = job.checked(read_found(view, name, columns), dotted)
@@ -105,7 +105,7 @@ def _files(job: RecordedJob, columns: Sequence[str], dotted: str) -> Iterable[An
                 yield view, name, table
 
 
-def _places(job: RecordedJob, dotted: str) -> dict[str, tuple[str, int]]:
+def _places(job: RecordedJob[Any], dotted: str) -> dict[str, tuple[str, int]]:
     """Return file and row of every prompt with an image."""
     places: dict[str, tuple[str, int]] = {}
     for _, _, table in _files(job, ("prompt_id", "source", "row_index"), dotted):
@@ -114,7 +114,7 @@ def _places(job: RecordedJob, dotted: str) -> dict[str, tuple[str, int]]:
     return places
 
 
-def _rows_of(job: RecordedJob, dotted: str, chosen: set[str]) -> dict[str, dict[int, dict[str, Any]]]:
+def _rows_of(job: RecordedJob[Any], dotted: str, chosen: set[str]) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the rows of the chosen prompts by prompt and replica."""
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for view, name, light in _files(job, ("prompt_id",), dotted):
@@ -208,7 +208,8 @@ def render_png(sheet: SheetPage, side_px: int) -> bytes:
 
 def render_html(sheet: SheetPage) -> bytes:
     """Return a sheet as one HTML page that loads nothing; images are JPEG data URIs."""
-    num_bytes, rows = 0, []
+    num_bytes = 0
+    rows: list[tuple[str, list[tuple[str, str]]]] = []
     for row in sheet.rows:
         cells = [(_data_uri(cell.image), cell.line) for cell in row.cells]
         num_bytes += sum(len(uri) for uri, _ in cells)

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
+from configs.schema import CaptionJobConfig
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output.recorded_job import RecordedJob, keys_of
 from pipeline.storage import access
@@ -83,7 +84,7 @@ class AnsweredSpans:
         return self.answers.joined(self.datasource.read(span, note=False))
 
 
-def collect(job: RecordedJob, max_rows: int, max_tokens: int) -> Answers:
+def collect(job: RecordedJob[CaptionJobConfig], max_rows: int, max_tokens: int) -> Answers:
     """Choose the answers among all published results. Raise ConfigError if there are none, or a file is damaged."""
     counts = Counter[str]()
     chosen = SCHEMA.empty_table()

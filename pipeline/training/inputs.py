@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.load import ConfigError
-from configs.schema import CheckpointConfig
+from configs.schema import CaptionJobConfig, CheckpointConfig
 from configs.source import JobOutputConfig, SourceConfig
 from configs.training import TrainDrafterJobConfig
 from models.heads.training.trainer import key_of
@@ -36,7 +36,7 @@ class Inputs:
     prompt_options: PromptOptions
     max_rows: int | None
     max_tokens: int
-    job: RecordedJob | None = None
+    job: RecordedJob[CaptionJobConfig] | None = None
     answers: Answers | None = None
     template_options: dict[str, Any] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
     return Inputs(job.source, freeze_source(job), prompts, *limits, template_options=template_options)
 
 
-def check_answers(recorded: RecordedJob, target: CheckpointConfig) -> None:
+def check_answers(recorded: RecordedJob[CaptionJobConfig], target: CheckpointConfig) -> None:
     """Raise ConfigError if the answers are not this target's own, or not one for each row of the source."""
     config, path = recorded.config, recorded.output.shown()
     theirs = config.model.target
@@ -150,7 +150,7 @@ def _is_same_location(path: str, other: str) -> bool:
     return path == other or (os.path.exists(path) and os.path.realpath(path) == os.path.realpath(other))
 
 
-def check_revision(job: RecordedJob, target: CheckpointConfig, revision: str) -> None:
+def check_revision(job: RecordedJob[CaptionJobConfig], target: CheckpointConfig, revision: str) -> None:
     """Raise ConfigError if the target that is trained for has another revision than the job's."""
     if revision != job.target_revision:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +46,7 @@ class SampleShare:
         return rows.filter(pa.array((keys >= low) & ((keys < high) | is_last)))
 
 
-def count_chosen(job: RecordedJob, choice: SampleShare) -> tuple[int, int]:
+def count_chosen(job: RecordedJob[Any], choice: SampleShare) -> tuple[int, int]:
     """Return the number of results, and of chosen results."""
     num_rows = num_chosen = 0
     for table in job.results(PLACE, OUTPUT):
@@ -54,7 +55,7 @@ def count_chosen(job: RecordedJob, choice: SampleShare) -> tuple[int, int]:
     return num_rows, num_chosen
 
 
-def rounds(job: RecordedJob, choice: SampleShare, num_chosen: int) -> Iterator[pa.Table]:
+def rounds(job: RecordedJob[Any], choice: SampleShare, num_chosen: int) -> Iterator[pa.Table]:
     """Yield the chosen results (`RECORDED`), about `ROUND_SAMPLES` at a time; every round reads the whole output. All
     results of one sample are in one round."""
     num_parts = max(1, -(-num_chosen // ROUND_SAMPLES))

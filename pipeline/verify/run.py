@@ -61,7 +61,7 @@ class Prepared:
     """A checked verification: the recorded job, the plan of the second decoding, the loss, and numbers of results."""
 
     settings: Settings
-    job: RecordedJob
+    job: RecordedJob[Any]
     plan: JobPlan
     loss: Loss
     num_rows: int
@@ -205,7 +205,7 @@ def prepare(settings: Settings) -> Prepared:
     return Prepared(settings, job, plan, loss, num_rows, num_chosen, inexact, tuple(repeated), _damaged(job))
 
 
-def _damaged(job: RecordedJob) -> tuple[str, ...]:
+def _damaged(job: RecordedJob[Any]) -> tuple[str, ...]:
     """Return the published results whose bytes are not those that were written, with the reasons."""
     return tuple(
         f"{DATA}/{view.prefix}{name.removeprefix(f'{DATA}/')}: {reason}"

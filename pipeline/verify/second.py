@@ -39,7 +39,7 @@ def check_second_models(config: Any) -> tuple[Any, Any]:
     return checkpoints.check(config, image_pair.check, runs_here(config))
 
 
-def second_config(job: RecordedJob, settings: Settings) -> CaptionJobConfig | SynthesizeJobConfig:
+def second_config(job: RecordedJob[Any], settings: Settings) -> CaptionJobConfig | SynthesizeJobConfig:
     """Return the configuration of the second decoding: that of the job with its method replaced by plain decoding, or
     with `model`, `method`, `sampling` and `pool` of another job file; then with overrides. Images are decoded to codes.
     """

@@ -90,7 +90,7 @@ def test_methods_run_on_the_same_rows_and_are_compared_with_plain(
     seconds = sum(entry[phase] for entry in telemetry for phase in ("prefill_ms", "draft_ms", "verify_ms")) / 1000
     assert float(rows["plain"]["rows_per_s"]) == pytest.approx(40 / seconds)
 
-    # The same command resumes: nothing is decoded again. Without matplotlib, one line says so.
+    # The same command resumes: nothing is decoded again. Without matplotlib, one line names it.
     attempts = sorted(path.name for path in folder.glob("out/*/_job/attempts/*"))
     monkeypatch.setattr(plots, "can_draw", lambda: False)
     assert command.main(arguments(folder, methods, "--limit", "40")) == 0
