@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from configs.load import ConfigError
 from jobs.arguments import new_parser
 from pipeline.output.recorded_job import read_any_job
-from pipeline.reports.sheet import MAX_ROWS, make_sheet, write_sheet
+from pipeline.sheets.sheet import MAX_ROWS, make_sheet, write_sheet
 from pipeline.storage import access
 
 DONE, REFUSED = 0, 2

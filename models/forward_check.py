@@ -19,9 +19,9 @@ from models.backends.mask_rules import LayerRule, rules_of, set_rules
 from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.kv.lanes import LaneModel, SlotBatch
-from models.loading.attention_calls import recorded
 from models.loading.checkpoints import CheckpointError, first_line
-from models.loading.layer_rules import UnsupportedMask, with_blocks
+from models.loading.layers.attention_calls import recorded
+from models.loading.layers.layer_rules import UnsupportedMask, with_blocks
 from models.prompt_blocks import UnknownMaskError, visible_of
 
 MAX_TOKENS = 4096

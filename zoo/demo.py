@@ -33,9 +33,9 @@ from configs.synthesis import SynthesizeJobConfig
 from jobs import caption, synthesize
 from pipeline.cluster import ray_session
 from pipeline.reports import summary
-from pipeline.reports.contact_sheet import contact_sheet
 from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.plan import make_plan
+from pipeline.sheets.contact_sheet import contact_sheet
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.synthesis.plan import make_plan as make_synthesis_plan
 from pipeline.synthesis.summary import ImageSummary

@@ -45,7 +45,7 @@ from benchmarks.lantern.world import KINDS, Pictures, World, codes_of, load_worl
 from decoding import Completion
 from decoding.contracts import Method
 from models.llamagen.neighbours import Proximity, nearest_codes
-from pipeline.reports.contact_sheet import contact_sheet
+from pipeline.sheets.contact_sheet import contact_sheet
 
 RESULTS = results_file("lantern")
 DOCS = Path("docs/results")

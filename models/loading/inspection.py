@@ -1,7 +1,7 @@
 """Check at load time whether a decoder can run with ragged attention, by a forward of a few tokens.
 
-The masks of this forward become the rules of the layers, see `models.loading.layer_rules`. Decoders that need features
-missing in `models.backends.attention` are refused.
+The masks of this forward become the rules of the layers, see `models.loading.layers.layer_rules`. Decoders that need
+features missing in `models.backends.attention` are refused.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transformers import DynamicCache
 
 from models.backends.mask_rules import LayerRule, set_rules
 from models.backends.states.layers import recurrent_layers
-from models.loading.attention_calls import MARK, UNLIMITED_TOKENS, AttentionCall, recorded
 from models.loading.checkpoints import CheckpointError, first_line
-from models.loading.layer_rules import UnsupportedMask, rules_from_calls
+from models.loading.layers.attention_calls import MARK, UNLIMITED_TOKENS, AttentionCall, recorded
+from models.loading.layers.layer_rules import UnsupportedMask, rules_from_calls
 from models.loading.output_layer import output_layer
 
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})

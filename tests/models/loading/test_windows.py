@@ -34,9 +34,9 @@ from decoding.drafters import NoDrafter
 from decoding.trees import Chain
 from models.backends.mask_rules import LayerRule
 from models.forward_check import MAX_TOKENS, prompt_length, thresholds
-from models.loading.attention_calls import UNLIMITED_TOKENS, AttentionCall, first_hidden, recorded
 from models.loading.checkpoints import CheckpointError
-from models.loading.layer_rules import UnsupportedMask, fit_rule, rules_from_calls
+from models.loading.layers.attention_calls import UNLIMITED_TOKENS, AttentionCall, first_hidden, recorded
+from models.loading.layers.layer_rules import UnsupportedMask, fit_rule, rules_from_calls
 from models.loading.output_layer import OutputLayer
 from models.target import Target
 from tests import toys

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.reports.contact_sheet import MARGIN_PX, contact_sheet, fit
+from pipeline.sheets.contact_sheet import MARGIN_PX, contact_sheet, fit
 
 SIDE_PX = 64
 

@@ -15,9 +15,9 @@ from PIL import Image
 from jobs import sheet as command
 from jobs.cli import main as cli
 from pipeline.output.recorded_job import read_any_job
-from pipeline.reports import sheet as sheets
-from pipeline.reports.contact_sheet import MARGIN_PX
-from pipeline.reports.sheet import make_sheet, render_html, render_png
+from pipeline.sheets import sheet as sheets
+from pipeline.sheets.contact_sheet import MARGIN_PX
+from pipeline.sheets.sheet import make_sheet, render_html, render_png
 from tests.pipeline.exports.small_jobs import image_job
 from tests.pipeline.image_jobs import image_synthesis, picture, run_images
 

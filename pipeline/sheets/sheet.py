@@ -20,9 +20,9 @@ from configs.load import ConfigError
 from pipeline.media.image_decoding import decode_image
 from pipeline.output.files import list_published, read_found
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.reports.contact_sheet import INK, MARGIN_PX, PAPER, fit
 from pipeline.reports.report import FOLDER, page_policy, template
 from pipeline.rows.schemas import RowError
+from pipeline.sheets.contact_sheet import INK, MARGIN_PX, PAPER, fit
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.backends.mask_rules import LayerRule
-from models.loading.attention_calls import AttentionCall, MaskFunction, first_hidden
+from models.loading.layers.attention_calls import AttentionCall, MaskFunction, first_hidden
 from models.prompt_blocks import first_readers, visible_of
 
 SUPPORTED = frozenset({"softcap", "s_aux"})

@@ -1,0 +1,1 @@
+"""Records the attention calls of a decoder, and derives the rules of its layers."""
