@@ -26,4 +26,4 @@ class Mistake:
     gpus: int = 0
     command: Literal["caption", "synthesize", "train-drafter"] = "caption"
     has_place: bool = True
-    """Whether the refusal says where its value is written; a default is written nowhere."""
+    """Whether the refusal names the place of its value; a default has none."""

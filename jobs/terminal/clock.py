@@ -9,7 +9,7 @@ from pathlib import Path
 
 def command_start(is_command_line: bool) -> float:
     """Return the time (`time.monotonic`) at which the command began: the start of this process if it is the process's
-    command line and the system says when it started, else now."""
+    command line and the system has the time of its start, else now."""
     now = time.monotonic()
     if not is_command_line:
         return now

@@ -16,7 +16,7 @@ NUM_WINDOWS, MIN_WINDOWS = 6, 3
 
 
 @dataclass
-class Pace:
+class RowPace:
     """Samples of (seconds since the start, rows done) of the last minute, and the last one before it."""
 
     samples: deque[tuple[float, int]] = field(default_factory=deque)

@@ -24,7 +24,7 @@ from configs.pool import AcceptanceDropConfig
 from pipeline.cluster.ray_session import driver_actor, poll
 from pipeline.reports.drift import Drift, DriftWatch
 from pipeline.reports.live import BatchDigest, Counts, Live
-from pipeline.reports.pace import Pace, duration, left_text
+from pipeline.reports.pace import RowPace, duration, left_text
 from pipeline.reports.summary import Summary
 from pipeline.reports.trials import listing
 
@@ -123,7 +123,7 @@ def open_progress(
     began_s = time.monotonic()
     num_rows_shown = num_drifts = 0
     phase_shown = ""
-    pace = Pace()
+    pace = RowPace()
     with driver_actor(_LiveActor, deepcopy(empty), bound, stamp) as actor:
 
         def look() -> None:
@@ -186,10 +186,10 @@ def phase_line(phases: Sequence[str]) -> str:
     return phase if len(phases) == 1 else f"{phase} ({number} of {len(phases)} engines)"
 
 
-def progress_line(seen: Look, total_rows: int | None, elapsed_s: float, pace: Pace | None = None) -> str:
+def progress_line(seen: Look, total_rows: int | None, elapsed_s: float, pace: RowPace | None = None) -> str:
     """Return one line: rows done with their share, rates since the start and over the last minute, the mean acceptance
     length, the time that passed and the range of what is left, and failed rows by code."""
-    counts, pace = seen.counts, pace or Pace()
+    counts, pace = seen.counts, pace or RowPace()
     each_s = max(elapsed_s, 1e-9)
     share = f" ({percent(counts.num_rows, total_rows):.0f} %)" if total_rows else ""
     of_total = f" of {total_rows:,}" if total_rows is not None else ""
@@ -210,7 +210,7 @@ def progress_line(seen: Look, total_rows: int | None, elapsed_s: float, pace: Pa
 
 
 def progress_values(
-    seen: Look, phase: str, total_rows: int | None, elapsed_s: float, pace: Pace
+    seen: Look, phase: str, total_rows: int | None, elapsed_s: float, pace: RowPace
 ) -> dict[str, Any]:
     """Return the values of a progress event: those of `progress_line`; unknown ones are None."""
     left = pace.left_s(total_rows)

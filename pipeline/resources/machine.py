@@ -63,7 +63,7 @@ def memory_bytes() -> int:
 
 
 def gpu_memory_bytes() -> list[int]:
-    """Return the memory of each visible NVIDIA GPU, without starting CUDA; empty if the driver does not say."""
+    """Return the memory of each visible NVIDIA GPU, without starting CUDA; empty if the driver does not report it."""
     from ray._private.thirdparty import pynvml
 
     try:

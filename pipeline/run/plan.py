@@ -224,5 +224,5 @@ def check_plan(plan: JobPlan, probe_output: bool) -> None:
     """Raise ConfigError if there are no samples, or the output cannot be written; a shard may have no samples."""
     if not plan.datasource.planned and plan.output.shard == WHOLE:
         raise ConfigError("source.path: the files hold no samples")
-    if probe_output or not plan.output.is_local:  # a store only says by a put whether it can be written
+    if probe_output or not plan.output.is_local:  # only a put shows whether a store can be written
         plan.output.check_writable()

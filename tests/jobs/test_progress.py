@@ -14,7 +14,7 @@ import pytest
 from actors.events import Events
 from actors.results import Stamp
 from pipeline.reports import progress
-from pipeline.reports.pace import Pace, duration, left_text
+from pipeline.reports.pace import RowPace, duration, left_text
 from pipeline.reports.progress import Counts, Look, bar, fitted, open_progress, percent, phase_line, progress_line
 from pipeline.rows.schemas import result_schema
 from tests import waiting
@@ -22,7 +22,7 @@ from tests.pipeline.reports.synthetic_job import result_row
 
 
 def test_a_line_holds_rows_rates_times_and_errors() -> None:
-    pace = Pace()
+    pace = RowPace()
     for second in range(5):
         pace.add(float(second), 10 * second + 10)
     counts = Counts(num_rows=50, num_errors=3, num_tokens=6000, num_steps=1000, num_accepted=2500)
@@ -41,7 +41,7 @@ def test_a_line_without_total_or_drafts_leaves_them_out() -> None:
 def test_the_time_that_is_left_has_a_range_that_holds_it() -> None:
     generator, held = np.random.default_rng(3), 0
     for _ in range(50):
-        pace, rows = Pace(), 0
+        pace, rows = RowPace(), 0
         for second in range(1, 61):
             rows += int(generator.poisson(20))
             pace.add(float(second), rows)
@@ -53,13 +53,13 @@ def test_the_time_that_is_left_has_a_range_that_holds_it() -> None:
 
 
 def test_the_pace_is_that_of_the_last_minute() -> None:
-    pace = Pace()
+    pace = RowPace()
     for second in range(200):
         pace.add(float(second), min(second, 100) * 10)
     assert pace.rows_per_s == 0.0
     assert pace.left_s(5000) is None
-    assert Pace().rows_per_s is None
-    slow = Pace(deque([(0.0, 1), (1.0, 1), (2.0, 1), (3.0, 50)]))
+    assert RowPace().rows_per_s is None
+    slow = RowPace(deque([(0.0, 1), (1.0, 1), (2.0, 1), (3.0, 50)]))
     assert left_text(slow.left_s(100)).startswith("at least ")
 
 
