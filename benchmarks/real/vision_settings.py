@@ -71,7 +71,7 @@ def _of_images() -> dict[str, Setting]:
         *("sd_chain_pruned", "lvspec"),
     )
     trees = [f"tabed_{contexts}_tree{width}" for width in ("", "3") for contexts in ("m", "t", "mt")]
-    strong = ("sd_chain_pooled", "random", "typical", "sage_expansion", "sage_online", "sage_node", "fly", "fly_gate")
+    strong = ("sd_chain_pooled", "random", "typical", "sage_expansion", "sage_online")
     by_name |= {f"{name}/strong": Setting(name, "strong") for name in both}
     by_name |= {f"{name}/weak": Setting(name, "weak") for name in both}
     by_name["lvspec/weak"] = Setting("lvspec", "weak", WEAK_LVSPEC)
