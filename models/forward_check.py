@@ -95,8 +95,8 @@ def prove(
         }
         if TOKEN_TYPES in placed:
             # Processors return types for text as well; 0 is text, and the prefix of PaliGemma.
-            for inputs in prompts["text"]:
-                inputs[TOKEN_TYPES] = torch.zeros_like(inputs["input_ids"])
+            for prompt in prompts["text"]:
+                prompt[TOKEN_TYPES] = torch.zeros_like(prompt["input_ids"])
         prompts["a picture"] = [placed, prompts["text"][1]]
     try:
         with torch.inference_mode():

@@ -157,5 +157,5 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
     deepstack = received.get("deepstack_visual_embeds") or ()
     groups = groups_of(received.get("attention_mask"), rules_of(decoder))
     per_layer = received.get(KEYWORD)
-    inputs = layer_inputs_of(decoder, token_ids) if per_layer is None else per_layer[0]
-    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack), groups=groups, layer_inputs=inputs)
+    of_layers = layer_inputs_of(decoder, token_ids) if per_layer is None else per_layer[0]
+    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack), groups=groups, layer_inputs=of_layers)

@@ -80,7 +80,9 @@ class FusedLayers:
         kernel = None
         if trees is not None:
             assert self._kernel is not None
-            kernel = TreeAttention(self._kernel, *trees)
+            # Decoders with rules are not fused, see `fuse`.
+            row_blocks, lens, visible = trees
+            kernel = TreeAttention(self._kernel, row_blocks, lens, visible)
         cache = RaggedCache.over([keys], [values])
         index = blocks, offsets
         step = AttentionStep(cache, blocks[:, 0], offsets, mask, window, num_rows, kernel=kernel, index=index)
