@@ -164,29 +164,27 @@ def read_job(path: str, dotted: str) -> RecordedJob[CaptionJobConfig]:
     Raises:
         ConfigError: there is no output of a caption job, it cannot be read, or its shards have several configurations.
     """
-    job = read_any_job(path, dotted)
-    if job.makes_images:
-        raise ConfigError(
-            f"{dotted}: {job.output.shown()} is the output of a synthesis job, and texts are in outputs of "
-            "caption jobs; its rows are read with source.kind parquet"
-        )
-    return job
+    return _read_recorded(path, dotted, takes_images=False)
 
 
 @planning()
 def read_any_job(path: str, dotted: str) -> RecordedJob[Any]:
     """Read the record of the caption or synthesis job in `path`, as `read_job`."""
+    return _read_recorded(path, dotted, takes_images=True)
+
+
+def _read_recorded(path: str, dotted: str, takes_images: bool) -> RecordedJob[Any]:
     check_stores(dotted, [path])
     output = OutputDir(path)
     try:
-        return _read(output, dotted)
+        return _read(output, dotted, takes_images)
     except ConfigError as error:
         raise ConfigError(str(error).replace("sink.path", dotted, 1)) from None
     except Exception as error:  # drivers raise errors of no common class
         raise ConfigError(f"{dotted}: {output.shown()} cannot be read: {access.reason_of(error, path)}") from None
 
 
-def _read(output: OutputDir, dotted: str) -> RecordedJob[Any]:
+def _read(output: OutputDir, dotted: str, takes_images: bool) -> RecordedJob[Any]:
     manifest = read_parts(output)
     views = [output]
     if manifest is not None and manifest.num_shards > 1:
@@ -207,6 +205,11 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob[Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{where} has no configuration; it was made by an old version")
     makes_images = "num_images_per_prompt" in data.get("sampling", {})
+    if makes_images and not takes_images:
+        raise ConfigError(
+            f"{dotted}: {output.shown()} is the output of a synthesis job, and texts are in outputs of "
+            "caption jobs; its rows are read with source.kind parquet"
+        )
     if not makes_images and isinstance(data.get("sampling"), dict):
         # A key that the job did not have yet is at its default, and not the target's generation setting.
         data["sampling"] = SamplingConfig().model_dump(mode="json") | data["sampling"]

@@ -40,18 +40,18 @@ class QualityFigure:
 
 
 @dataclass(frozen=True)
-class Features:
+class ImageFeatures:
     """Image features (n, d) and agreements (n,) of an output, by sample id."""
 
     ids: tuple[str, ...]
     images: NDArray[np.float64]
     agreement: NDArray[np.float64]
 
-    def only(self, ids: Sequence[str]) -> Features:
+    def only(self, ids: Sequence[str]) -> ImageFeatures:
         """Return the samples with these ids, in their order."""
         place = {name: index for index, name in enumerate(self.ids)}
         chosen = [place[name] for name in ids]
-        return Features(tuple(ids), self.images[chosen], self.agreement[chosen])
+        return ImageFeatures(tuple(ids), self.images[chosen], self.agreement[chosen])
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def read_references(folder: str, dotted: str, limit: int) -> Iterator[Pixels]:
                 raise ConfigError(f"{dotted}: {access.shown(name)} is not an image: {error}") from None
 
 
-def features_of(scorer: Scorer, rows: Iterator[tuple[str, str, Pixels]], batch: int = 64) -> Features:
+def features_of(scorer: Scorer, rows: Iterator[tuple[str, str, Pixels]], batch: int = 64) -> ImageFeatures:
     """Return the features of an output, read `batch` images at a time."""
     ids: list[str] = []
     parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
@@ -148,9 +148,9 @@ def features_of(scorer: Scorer, rows: Iterator[tuple[str, str, Pixels]], batch: 
             flush()
     flush()
     if not parts:
-        return Features((), np.zeros((0, 0)), np.zeros(0))
+        return ImageFeatures((), np.zeros((0, 0)), np.zeros(0))
     images, agreement = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-    return Features(tuple(ids), images, agreement)
+    return ImageFeatures(tuple(ids), images, agreement)
 
 
 def reference_features(scorer: Scorer, images: Iterator[Pixels], batch: int = 64) -> NDArray[np.float64]:
@@ -166,7 +166,7 @@ def reference_features(scorer: Scorer, images: Iterator[Pixels], batch: int = 64
     return np.concatenate(parts) if parts else np.zeros((0, 0))
 
 
-def measure(features: Features, references: NDArray[np.float64] | None) -> Quality:
+def measure(features: ImageFeatures, references: NDArray[np.float64] | None) -> Quality:
     """Return the quality of an output."""
     distance: QualityFigure | None = None
     folds: list[float] = []
@@ -176,7 +176,7 @@ def measure(features: Features, references: NDArray[np.float64] | None) -> Quali
     return Quality(len(features.ids), _mean(features.agreement), distance, tuple(folds))
 
 
-def compare(own: Features, other: Features, references: NDArray[np.float64] | None) -> Difference:
+def compare(own: ImageFeatures, other: ImageFeatures, references: NDArray[np.float64] | None) -> Difference:
     """Return the difference of two outputs over the samples that both have, paired.
 
     Raises:

@@ -28,6 +28,7 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
         output=SimpleNamespace(shown=lambda: "somewhere"),
         resources=SimpleNamespace(line=lambda: ""),
         limit=None,
+        warning="",
     )
 
     def ends(plan: Any) -> Any:

@@ -254,7 +254,7 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
     assert synthesize.main(["--config", str(job_file), "--dry-run"]) == 0
     output = capsys.readouterr().out
     for words in (
-        "2 rows, 1 spans",
+        "2 rows, 1 span",
         "images   2 per prompt, 4 × 4 codes, 16 × 16 px as PNG",
         "temperature 1, top_k 20, top_p 1, guidance 7.5",
         "eagle+chain+exact (lossless): drafter eagle, tree chain length=3, acceptance exact",

@@ -16,7 +16,7 @@ from jobs import quality as command
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 from models.scorer import Scorer, cosines
 from pipeline.quality.frechet import frechet_distance, jackknife, leave_out
-from pipeline.quality.measure import Features, compare, measure, quantile
+from pipeline.quality.measure import ImageFeatures, compare, measure, quantile
 from tests.pipeline.image_jobs import image_synthesis, picture, run_images
 from zoo.pair import CHECKPOINTS
 
@@ -92,9 +92,9 @@ def test_pairs_decide_what_unpaired_outputs_leave_open() -> None:
     base, names = rng.normal(size=(400, 3)), tuple(map(str, range(400)))
     references = rng.normal(size=(500, 3))
     agreement = rng.normal(size=400)
-    own = Features(names, base, agreement + 0.05)
+    own = ImageFeatures(names, base, agreement + 0.05)
     moved = base + np.array([0.3, 0, 0])
-    other = Features(names[::-1], moved[::-1], agreement[::-1])
+    other = ImageFeatures(names[::-1], moved[::-1], agreement[::-1])
     difference = compare(own, other, references)
     assert difference.num_images == 400
     assert difference.agreement.value == pytest.approx(0.05)

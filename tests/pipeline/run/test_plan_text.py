@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from actors.results import RowRefused
+from configs.load import ConfigError
 from pipeline.run.plan_text import first_usable
 
 
@@ -23,7 +26,6 @@ def test_a_row_whose_prompt_is_refused_is_skipped() -> None:
 
 
 def test_refused_prompts_are_named_with_their_code() -> None:
-    assert first_usable(lambda: [row("a", "not_an_image"), row("b")], show) == (
-        "none of the first 2 rows can be used:\n  a: not_an_image: broken\n"
-        "  b: prompt_refused: the template takes too many steps"
-    )
+    with pytest.raises(ConfigError, match=r"^source\.path: none of the first 2 rows can be used: ") as refused:
+        first_usable(lambda: [row("a", "not_an_image"), row("b")], show)
+    assert "a: not_an_image: broken; b: prompt_refused: the template takes too many steps" in str(refused.value)
