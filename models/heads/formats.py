@@ -107,8 +107,8 @@ def _eagle3(config: HeadConfig, num_target_layers: int) -> Eagle3Shape:
         raise config.error(f"mask_token_id must be a token below {layers.vocab_size}, not {mask!r}")
     width = config.whole("target_hidden_size", layers.hidden_size)
     draft_vocab_size, features = config.drafted(layers.vocab_size), _eagle3_features(config, num_target_layers)
-    rotary: dict[str, Any] = {"mrope_sections": sections, "mrope_interleaved": interleaved}
-    return Eagle3Shape(layers, draft_vocab_size, width, features, mask_token_id=mask, **rotary, **flags)
+    options: dict[str, Any] = {"mrope_sections": sections, "mrope_interleaved": interleaved, **flags}
+    return Eagle3Shape(layers, draft_vocab_size, width, features, mask_token_id=mask, **options)
 
 
 def _eagle3_features(config: HeadConfig, num_target_layers: int) -> tuple[int, ...]:
