@@ -1,6 +1,7 @@
 """Figures of single samples, which paired tests need: the sums behind every ratio of `benchmarks.methods`.
 
 A row is one sample of one method in one scenario. Ratios of a metric are Σ numerator / Σ denominator over samples.
+pyarrow is imported when a file is read or written, because tables are also made on machines without it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.harness.results import FOLDER
 
@@ -21,14 +19,8 @@ SUMS = (
     *("num_right", "num_stated", "words_shared", "words_total"),
 )
 """Columns of counts; `num_right` … `words_total` are null for samples that are not scored."""
-SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.dictionary(pa.int16(), pa.string())) for name in KEYS),
-        *(pa.field(name, pa.int32()) for name in SUMS),
-        pa.field("equal", pa.bool_()),
-    ]
-)
-"""`equal`: whether the tokens are those of plain decoding at the same temperature."""
+FLAG = "equal"
+"""Column that holds whether the tokens are those of plain decoding at the same temperature."""
 Row = dict[str, Any]
 
 
@@ -37,10 +29,25 @@ def samples_file(name: str) -> Path:
 
 
 def write_samples(path: Path, rows: Sequence[Row]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            *(pa.field(name, pa.dictionary(pa.int16(), pa.string())) for name in KEYS),
+            *(pa.field(name, pa.int32()) for name in SUMS),
+            pa.field(FLAG, pa.bool_()),
+        ]
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), path, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path, compression="zstd")
 
 
 def read_samples(path: Path) -> list[Row]:
     """Return all rows of a file; none if it does not exist."""
-    return pq.read_table(path).to_pylist() if path.exists() else []
+    if not path.exists():
+        return []
+    import pyarrow.parquet as pq
+
+    rows: list[Row] = pq.read_table(path).to_pylist()
+    return rows

@@ -6,22 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from benchmarks.harness.results import progress, read_results, write_results
 
 SECTIONS = ("bounds", "premise", "rows", "guidance")
 
 
-SAMPLES = pa.schema(
-    [
-        *(pa.field(name, pa.dictionary(pa.int16(), pa.string())) for name in ("kind", "section", "row")),
-        *(pa.field(name, pa.int32()) for name in ("image", "num_steps", "num_accepted", "num_right", "num_stated")),
-        *(pa.field(name, pa.bool_()) for name in ("whole", "equal")),
-    ]
-)
-"""Counts of one image of one row; steps and `equal` are null for images that no method decoded."""
+KEYS = ("kind", "section", "row")
+COUNTS = ("image", "num_steps", "num_accepted", "num_right", "num_stated")
+FLAGS = ("whole", "equal")
+"""Columns of the counts of one image of one row; steps and `equal` are null for images that no method decoded."""
 
 
 class Store:
@@ -53,7 +46,7 @@ class Store:
         return cell is not None and cell.get("drafter", "") == drafter
 
     def put(self, section: str, key: str, cell: dict[str, Any], samples: dict[str, list[Any]] | None = None) -> None:
-        """Store an entry, and the counts of its images by column of `SAMPLES`."""
+        """Store an entry, and the counts of its images by column."""
         if samples:
             self._put_samples(section, key, samples)
         self.change(lambda data: data["kinds"][self.kind][section].update({key: cell}))
@@ -63,12 +56,27 @@ class Store:
         rows = [row for row in self.read_samples() if any(row[name] != value for name, value in place.items())]
         columns = zip(*samples.values(), strict=True)
         rows += [place | {"image": i} | dict(zip(samples, values, strict=True)) for i, values in enumerate(columns)]
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema(
+            [
+                *(pa.field(name, pa.dictionary(pa.int16(), pa.string())) for name in KEYS),
+                *(pa.field(name, pa.int32()) for name in COUNTS),
+                *(pa.field(name, pa.bool_()) for name in FLAGS),
+            ]
+        )
         self.samples_path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, schema=SAMPLES), self.samples_path, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), self.samples_path, compression="zstd")
 
     def read_samples(self) -> list[dict[str, Any]]:
-        """Return the counts of all images of all kinds."""
-        return pq.read_table(self.samples_path).to_pylist() if self.samples_path.exists() else []
+        """Return the counts of all images of all kinds; none if they were not written."""
+        if not self.samples_path.exists():
+            return []
+        import pyarrow.parquet as pq
+
+        rows: list[dict[str, Any]] = pq.read_table(self.samples_path).to_pylist()
+        return rows
 
     def read(self) -> Any:
         """Return the results of all kinds."""
