@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.reports.intervals import CONFIDENCE, student_quantile
-
 Holds = bool | None
 """True, False, or None for not decided."""
 Finding = tuple[Holds, str]
@@ -24,6 +22,9 @@ Ratio = tuple[float, float]
 
 def quantile(num: int) -> float:
     """Return the factor of the standard error in a 95 % interval over `num` samples, Student's t."""
+    # Other tables are also made on machines that have torch and transformers alone.
+    from pipeline.reports.intervals import CONFIDENCE, student_quantile
+
     return student_quantile(CONFIDENCE, max(1, num - 1))
 
 
