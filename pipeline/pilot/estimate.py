@@ -240,7 +240,7 @@ def _sums(pilot: Pilot, results: pa.Table, own: pa.Table) -> dict[str, Floats]:
     rows = pa.table(
         {
             **{name: results[name] for name in _KEY},
-            "rows": pa.repeat(1.0 / pilot.repeats, results.num_rows),
+            "rows": pa.repeat(1.0, results.num_rows),
             "tokens": results["num_generated_tokens"],
             "bytes": pa.array(results.slice(row, 1).nbytes for row in range(results.num_rows)),
         }
@@ -261,7 +261,7 @@ def _sums(pilot: Pilot, results: pa.Table, own: pa.Table) -> dict[str, Floats]:
         for name in names:
             sums[name] = np.zeros(num_groups)
             sums[name][totals["group"].to_numpy()] = totals[f"{name}_sum"].fill_null(0).to_numpy()
-    for name in ("tokens", "bytes"):
+    for name in ("rows", "tokens", "bytes"):
         sums[name] /= pilot.repeats
     return sums
 
