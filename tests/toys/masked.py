@@ -24,7 +24,6 @@ from transformers import (
     Gemma4Config,
     Gemma4ForConditionalGeneration,
     Gemma4ImageProcessorPil,
-    Gemma4Processor,
     Gemma4TextConfig,
     Gemma4VisionConfig,
     GemmaConfig,
@@ -188,6 +187,8 @@ def gemma3_processor() -> Gemma3Processor:
 
 
 def gemma4_processor() -> Any:
+    from transformers import Gemma4Processor  # transformers 5.17 needs torchvision for it
+
     images = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
     return without_torchvision(Gemma4Processor)(
         feature_extractor=Gemma4AudioFeatureExtractor(),
