@@ -62,7 +62,9 @@ class Durations:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.spent_s[report.nodeid] = max(report.cpu_s, self.spent_s.get(report.nodeid, 0.0))
+        # A report of a worker that died has no time.
+        spent_s = getattr(report, "cpu_s", 0.0)
+        self.spent_s[report.nodeid] = max(spent_s, self.spent_s.get(report.nodeid, 0.0))
         if "slow" in report.keywords:
             self.slow.add(report.nodeid)
 
