@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docgen.markdown import page, table
 from jobs.cli import COMMANDS, module_of
-from jobs.exit_status import MEANINGS
+from jobs.terminal.exit_status import MEANINGS
 
 
 def commands_page(root: Path) -> str:

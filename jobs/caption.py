@@ -12,9 +12,9 @@ from ray.data import Dataset
 from actors.generate import Generate
 from actors.serving.crash_ledger import LossBudgetExceeded
 from configs.schema import CaptionJobConfig
-from jobs.command import Command
-from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
 from jobs.export import export_results as export
+from jobs.terminal.command import Command
+from jobs.terminal.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.reports.summary import Summary
 from pipeline.run.execution import run_job

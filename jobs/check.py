@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from configs.load import ConfigError
-from jobs.arguments import new_parser
+from jobs.terminal.arguments import new_parser
 from pipeline.check.output import check_output
 from pipeline.storage import access, retries
 from pipeline.storage.first_touch import check_stores

@@ -20,8 +20,8 @@ from configs.method import MethodConfig
 from configs.presets import find_job, resolve_methods
 from configs.yaml_file import read_yaml
 from files.external_code import is_external
-from jobs.arguments import add_job_file, new_parser, take_job_file
-from jobs.exit_status import DONE, FAILED, REFUSED
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
+from jobs.terminal.exit_status import DONE, FAILED, REFUSED
 from pipeline.run.external_parts import install_external, parts_of, suite_of
 
 

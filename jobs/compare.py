@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from configs.load import ConfigError, load_job
-from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.cli import module_of
-from jobs.command import Command, positive
-from jobs.exit_status import DONE, REFUSED
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
+from jobs.terminal.command import Command, positive
+from jobs.terminal.exit_status import DONE, REFUSED
 from pipeline.compare import plots, tables
 from pipeline.compare.figures import Comparison, compare, read_rows
 from pipeline.compare.methods import DOTTED, PLAIN, ComparedMethod, common_overrides, makes_images, read_methods

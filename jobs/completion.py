@@ -20,8 +20,8 @@ from configs.presets import job_names
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
-from jobs.arguments import new_parser
 from jobs.cli import COMMANDS, module_of
+from jobs.terminal.arguments import new_parser
 
 SHELLS = ("bash", "zsh")
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {

@@ -10,9 +10,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.cli import module_of
-from jobs.command import positive
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
+from jobs.terminal.command import positive
 
 KINDS = ("caption", "synthesize")
 

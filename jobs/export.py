@@ -16,7 +16,7 @@ from pathlib import Path
 from configs.load import ConfigError, load_job
 from configs.output import ExportJobConfig
 from configs.pool import JobSectionConfig
-from jobs.arguments import new_parser
+from jobs.terminal.arguments import new_parser
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports
 from pipeline.output.recorded_job import read_any_job

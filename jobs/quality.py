@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from configs.load import ConfigError
-from jobs.arguments import new_parser
+from jobs.terminal.arguments import new_parser
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 from models.scorer import Scorer
 from pipeline.output.recorded_job import read_any_job

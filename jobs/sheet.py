@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from configs.load import ConfigError
-from jobs.arguments import new_parser
+from jobs.terminal.arguments import new_parser
 from pipeline.output.recorded_job import read_any_job
 from pipeline.sheets.sheet import MAX_ROWS, make_sheet, write_sheet
 from pipeline.storage import access

@@ -29,10 +29,10 @@ from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
 from files.installation import IS_INSTALLED, version
-from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.cli import VERSION_VARIABLE
-from jobs.command import is_set, positive
-from jobs.exit_status import DONE, FAILED, REFUSED
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
+from jobs.terminal.command import is_set, positive
+from jobs.terminal.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, ClusterJob
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision

@@ -8,9 +8,9 @@ import sys
 from ray.data import Dataset
 
 from configs.synthesis import SynthesizeJobConfig
-from jobs.command import Command
-from jobs.exit_status import JOB, in_help
 from jobs.export import export_results
+from jobs.terminal.command import Command
+from jobs.terminal.exit_status import JOB, in_help
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import IMAGE_ROWS_PER_GROUP
 from pipeline.run.execution import run_job

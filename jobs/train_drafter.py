@@ -18,8 +18,8 @@ from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJobConfig
 from files.installation import command
-from jobs.arguments import add_job_file, new_parser, take_job_file
-from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
+from jobs.terminal.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
 from jobs.terminal.refusals import print_failure, refuse
 from pipeline.cluster import signals
 from pipeline.resources.resolve import Resources, resolve

@@ -23,7 +23,7 @@ from actors.losses import MetricError
 from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent
 from configs.load import ConfigError
 from jobs import caption, synthesize
-from jobs.arguments import new_parser
+from jobs.terminal.arguments import new_parser
 from pipeline.cluster import signals
 from pipeline.verify.compare import NOT_COMPARED
 from pipeline.verify.run import Verification, prepare, verify

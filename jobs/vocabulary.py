@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.load import ConfigError
-from jobs.arguments import new_parser
+from jobs.terminal.arguments import new_parser
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
 from models.loading.vocabulary import write_tokens

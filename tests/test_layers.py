@@ -21,14 +21,13 @@ BASE = "files"
 """The package that all layers and configs may import; it imports none of them."""
 MAX_MODULES = 15
 FORMATS_AND_METHODS = (
-    "jobs",
     "pipeline/formats",
     "decoding/drafters",
     "decoding/acceptance",
     "decoding/contexts",
     "decoding/trees",
 )
-"""Rooms of one module per format, method or command, which may have more modules."""
+"""Rooms of one module per format or method, which may have more modules."""
 DEVICE_WORDS = re.compile(
     r"device\.type|\.is_cuda|torch\.cuda|torch\.compile|torch\._dynamo|torch\._inductor|torch\.backends"
 )

@@ -22,7 +22,7 @@ from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import cores, progress
 from benchmarks.real.text import HEADS, HEADS_FOLDER
 from jobs import train_drafter
-from jobs.exit_status import DONE
+from jobs.terminal.exit_status import DONE
 from zoo.real.drafters import EAGLE as EAGLE_FILE
 from zoo.real.drafters import read_notes
 

@@ -1,1 +1,1 @@
-"""What commands print on a terminal."""
+"""The command line that jobs share: arguments, phases of a command, exit statuses, and messages on a terminal."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.hints.places import with_places
 from configs.load import ConfigError
-from jobs.exit_status import REFUSED
+from jobs.terminal.exit_status import REFUSED
 from pipeline.storage import access
 from pipeline.storage.failures import explain
 

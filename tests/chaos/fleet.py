@@ -20,7 +20,7 @@ import yaml
 from configs.schema import CaptionJobConfig
 from decoding.types import Completion, Request
 from jobs import caption
-from jobs.command import Command
+from jobs.terminal.command import Command
 from pipeline.media.image_decoding import decode_table
 from pipeline.reports import summary
 from pipeline.run.execution import run_job

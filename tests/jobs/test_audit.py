@@ -13,7 +13,7 @@ import pytest
 from actors.losses import edit_distance
 from actors.serving.audited import is_audited
 from jobs import caption
-from jobs.command import DONE, FAILED, TOO_LOSSY
+from jobs.terminal.command import DONE, FAILED, TOO_LOSSY
 from pipeline.reports.loss import loss_interval
 from zoo.text import held_out_questions
 from zoo.world import listing

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.exit_status import DONE, REFUSED
+from jobs.terminal.exit_status import DONE, REFUSED
 from tests.waiting import until
 from zoo.text import held_out_questions
 from zoo.world import listing

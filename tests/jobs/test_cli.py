@@ -14,7 +14,7 @@ from configs.presets import JOBS, job_names
 from configs.schema import CaptionJobConfig
 from files import installation
 from jobs import cli, completion, estimate
-from jobs.arguments import add_job_file, new_parser, take_job_file
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ import yaml
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
 from jobs.caption import results
-from jobs.command import FAILED, REFUSED, Command
+from jobs.terminal.command import FAILED, REFUSED, Command
 from pipeline.output.publishing import Fenced
 from tests.pipeline.attempts import job, plan_of
 

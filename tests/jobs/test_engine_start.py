@@ -14,7 +14,7 @@ import pytest
 import actors.loading.pair
 from actors.serving.crash_ledger import HOPELESS_FROM_ROWS, MAX_LOAD_DEATHS
 from jobs import caption
-from jobs.exit_status import FAILED
+from jobs.terminal.exit_status import FAILED
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from tests.jobs.poison import LoadPoisoned
 from tests.jobs.stand_ins import FakePairInfo

@@ -13,7 +13,7 @@ from actors.serving.crash_ledger import ErrorBudgetSpent
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJobConfig
 from jobs import caption
-from jobs.command import TOO_MANY_ERRORS
+from jobs.terminal.command import TOO_MANY_ERRORS
 from tests.actors.fakes import fake_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
     def ends(plan: Any) -> Any:
         raise ErrorBudgetSpent(result)
 
-    monkeypatch.setattr("jobs.command.resume.is_complete", lambda plan: False)
+    monkeypatch.setattr("jobs.terminal.command.resume.is_complete", lambda plan: False)
     command = replace(caption.COMMAND, make_plan=lambda *_: plan, run=ends)
     status = command.main(["--config", str(ROOT / "configs/jobs/demo_caption.yaml"), "job.max_error_share=0.1"])
     assert status == TOO_MANY_ERRORS == 3

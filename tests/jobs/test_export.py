@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from configs.schema import CaptionJobConfig
-from jobs import caption, command
+from jobs import caption
 from jobs import export as command_of_exports
 from jobs.export import DONE, FAILED, REFUSED, ROWS_REFUSED
+from jobs.terminal import command
 from pipeline.run import plan as plans
 from tests.pipeline.attempts import job, plan_of, run
 from tests.pipeline.exports.small_jobs import image_job, images

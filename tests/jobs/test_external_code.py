@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import check_method
-from jobs.exit_status import DONE, FAILED, REFUSED
+from jobs.terminal.exit_status import DONE, FAILED, REFUSED
 from zoo.text import held_out_questions
 from zoo.world import listing
 

@@ -13,10 +13,10 @@ import yaml
 
 from configs.pool import JobSectionConfig
 from configs.schema import CaptionJobConfig
-from jobs import exit_status
 from jobs.caption import results
-from jobs.command import Command
-from jobs.exit_status import DONE, NO_RESULT, TOO_MANY_ERRORS
+from jobs.terminal import exit_status
+from jobs.terminal.command import Command
+from jobs.terminal.exit_status import DONE, NO_RESULT, TOO_MANY_ERRORS
 from pipeline.reports.summary import Summary, count
 from pipeline.run.plan import Plan
 from tests.pipeline import attempts

@@ -1,5 +1,5 @@
 """Implements the command line of bulk jobs: one YAML file, overrides, options, and the messages on the terminal. Exit
-statuses are those of `jobs.exit_status`."""
+statuses are those of `jobs.terminal.exit_status`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent, LossBudg
 from configs.load import ConfigError, load_job
 from files.installation import command
 from files.plurals import counted
-from jobs.arguments import add_job_file, new_parser, take_job_file
-from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
+from jobs.terminal.arguments import add_job_file, new_parser, take_job_file
 from jobs.terminal.clock import command_start
+from jobs.terminal.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
 from jobs.terminal.refusals import as_refusal, print_failure, refuse
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
